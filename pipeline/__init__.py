@@ -1,0 +1,14 @@
+"""The library behind the stages: one frozen base, many adapters, two loops."""
+
+import logging
+import os
+
+# OpenMP threads that spin while they wait make torch 10 to 20 times slower as soon as anything else runs on the
+# machine. The variable is read when torch loads its OpenMP runtime, so it is set before any module imports torch.
+os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
+# cuBLAS needs a fixed workspace for deterministic results; it is read when the first handle is made.
+os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
+# Forked tokenizer threads bring no speed at our sizes and print warnings.
+os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
+# bitsandbytes says at import that it could fetch faster kernels from a hub. It must not: pipeline/quantization.py says why.
+logging.getLogger("bitsandbytes").setLevel(logging.ERROR)

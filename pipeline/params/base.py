@@ -1,0 +1,45 @@
+"""The frozen base and the adapters on it."""
+
+from typing import Literal
+
+from pydantic import field_validator
+
+from pipeline.params.section import Section, param
+
+
+class BaseParams(Section):
+    """Section `base`: which model lies under everything, and how it is held in memory."""
+
+    model: str = param("embedded, tiny, a local folder, or hf://org/name@revision", "embedded")
+    quantization: Literal["nf4", "none"] = param(
+        "nf4: 4 bits with double quantisation; none: the weights as they are", "nf4"
+    )
+    dtype: Literal["bfloat16", "float32"] = param(
+        "the precision of forward passes; heads and trained weights are always float32", "bfloat16"
+    )
+    trust_remote_code: bool = param(
+        "run Python code that comes with the model; false unless you have read that code", False
+    )
+
+    @field_validator("model")
+    @classmethod
+    def _hub_model_is_pinned(cls, model: str) -> str:
+        if model.startswith("hf://") and (model.count("@") != 1 or model.endswith("@")):
+            raise ValueError(f"is {model!r} but a hub model must name its revision; write hf://org/name@revision.")
+        return model
+
+
+class LoraParams(Section):
+    """Section `lora`: the shape of every adapter."""
+
+    r: int = param("rank", 16, ge=1, le=512)
+    alpha: float = param("the update is scaled by alpha / r", 32.0, gt=0)
+    dropout: float = param("on the adapter's input in sft and reward; always off in ppo", 0.0, ge=0, lt=1)
+    targets: str | list[str] = param("all-linear, or the names of the linear layers that get an adapter", "all-linear")
+
+
+class TokensParams(Section):
+    """Section `tokens`: the lengths that every stage shares."""
+
+    max_prompt: int = param("prompts are cut from the left to this many tokens", 256, ge=4)
+    max_response: int = param("answers are cut from the right, and sampled up to, this many tokens", 64, ge=1)

@@ -1,0 +1,29 @@
+"""Section `runtime`: what no stage tracks, because it changes speed, memory and logging but not the result."""
+
+from typing import Literal
+
+from pipeline.params.section import Section, param
+
+
+class RuntimeParams(Section):
+    """Section `runtime`. Changing it reruns nothing. It may change rounding: see docs/reproducibility.md."""
+
+    device: Literal["auto", "cpu", "cuda"] = param("auto takes a GPU where there is one", "auto")
+    threads: int = param("CPU threads; the number changes the last bits of results", 2, ge=1)
+    deterministic: bool = param("deterministic algorithms only", True)
+    attention: Literal["auto", "eager", "sdpa"] = param(
+        "auto: eager on CPU, where its backward is faster, and sdpa on a GPU", "auto"
+    )
+    base_cache: Literal["auto", "on", "off"] = param(
+        "keep dequantised weights in memory: the same numbers, faster, larger", "auto"
+    )
+    microbatch_size: int = param("rows per forward and backward in training", 8, ge=1)
+    rollout_chunk: int = param("prompts that are sampled together", 64, ge=1)
+    logprob_chunk: int = param("response tokens whose logits exist at once", 512, ge=1)
+    gradient_checkpointing: bool = param("recompute activations in the backward pass: slower, smaller", False)
+    log_every: int = param("a line of numbers every so many steps where there is no terminal", 5, ge=1)
+    samples_every: int = param("a table of sampled answers in MLflow every so many PPO iterations", 5, ge=1)
+    tracking_uri: str = param(
+        "MLflow's database or server; the variable MLFLOW_TRACKING_URI goes before it", "sqlite:///mlflow.db"
+    )
+    experiment: str = param("MLflow's experiment", "solo-rlhf")

@@ -1,0 +1,141 @@
+"""What every section of params.yaml shares: strictness, ranges, and errors that name key, value, rule and remedy."""
+
+import difflib
+from pathlib import Path
+from typing import Any, TypeVar
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic.fields import FieldInfo
+from ruamel.yaml import YAML
+from ruamel.yaml.error import YAMLError
+
+from pipeline.errors import ParameterError
+
+PARAMS_FILE = "params.yaml"
+
+
+class Section(BaseModel):
+    """One section of params.yaml: immutable, no unknown keys, no silent conversion of types."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
+
+
+S = TypeVar("S", bound=Section)
+
+
+def param(description: str, example: Any, *, usual: tuple[float, float] | None = None, why: str = "", **limits) -> Any:
+    """A required parameter. `limits` are hard (pydantic's ge, gt, le, lt); `usual` is a range outside which we warn.
+
+    Args:
+        description: one sentence; the parameter's documentation.
+        example: a value that works, offered when the key is missing.
+        usual: the field's recommended range, both ends included.
+        why: the reason for `usual`, shown with the warning.
+    """
+    return Field(description=description, examples=[example], json_schema_extra={"usual": usual, "why": why}, **limits)
+
+
+def read_params(path: str | Path = PARAMS_FILE) -> dict[str, Any]:
+    """The whole file as plain dicts. YAML 1.2, so that 1e-5 is a number here as it is in DVC.
+
+    Raises:
+        ParameterError: the file is missing, is not YAML, or is not a mapping of sections.
+    """
+    path = Path(path)
+    try:
+        content = YAML(typ="safe", pure=True).load(path.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        raise ParameterError(
+            f"{path} does not exist; run from the project's root, or copy a file from recipes/ to it."
+        ) from None
+    except (YAMLError, UnicodeDecodeError) as error:
+        raise ParameterError(f"{path} is not valid YAML: {' '.join(str(error).split())}") from None
+    if not isinstance(content, dict):
+        raise ParameterError(
+            f"{path} must be a mapping of sections, but is a {type(content).__name__}; see recipes/demo.yaml."
+        )
+    return content
+
+
+def load_section(name: str, kind: type[S], path: str | Path = PARAMS_FILE) -> S:
+    """Section `name` of the parameter file, checked.
+
+    Raises:
+        ParameterError: all faults of the section, one sentence each.
+    """
+    content = read_params(path)
+    if name not in content:
+        raise ParameterError(f"{path} has no section {name}; copy it from recipes/demo.yaml.")
+    return parse_section(name, kind, content[name])
+
+
+def parse_seed(content: dict[str, Any]) -> int:
+    """The top-level seed.
+
+    Raises:
+        ParameterError: it is missing or no whole number that generators take.
+    """
+    seed = content.get("seed")
+    if not isinstance(seed, int) or isinstance(seed, bool) or not 0 <= seed < 2**31:
+        raise ParameterError(f"seed is {seed!r} but must be a whole number from 0 to 2147483647; for example 17.")
+    return seed
+
+
+def parse_section(name: str, kind: type[S], content: Any) -> S:
+    """`content` as a `kind`.
+
+    Raises:
+        ParameterError: all faults of the section, one sentence each.
+    """
+    try:
+        return kind.model_validate(content)
+    except ValidationError as error:
+        raise ParameterError(" ".join(_sentence(name, kind, fault) for fault in error.errors())) from None
+
+
+def unusual_values(name: str, section: Section) -> list[str]:
+    """One sentence for each value outside the range that the field recommends, with the reason."""
+    sentences = []
+    for key, field in type(section).model_fields.items():
+        value = getattr(section, key)
+        if isinstance(value, Section):
+            sentences += unusual_values(f"{name}.{key}", value)
+            continue
+        extra = field.json_schema_extra or {}
+        usual = extra.get("usual")
+        if usual and value is not None and not usual[0] <= value <= usual[1]:
+            sentences.append(
+                f"{name}.{key} is {value:g}, outside the usual {usual[0]:g} to {usual[1]:g}: {extra['why']}."
+            )
+    return sentences
+
+
+def _sentence(name: str, kind: type[Section], fault: dict) -> str:
+    key = ".".join([name, *(str(part) for part in fault["loc"])])
+    owner, field = _field_at(kind, fault["loc"])
+    example = f"; for example {field.examples[0]!r}" if field is not None and field.examples else ""
+    if fault["type"] == "extra_forbidden":
+        near = difflib.get_close_matches(str(fault["loc"][-1]), owner.model_fields, n=1)
+        parent = key.rpartition(".")[0]
+        remedy = f"did you mean {parent}.{near[0]}?" if near else f"known here: {', '.join(owner.model_fields)}."
+        return f"{key} is not a parameter; {remedy}"
+    if fault["type"] == "missing":
+        return f"{key} is missing{example}."
+    if fault["type"] == "value_error":  # raised by a validator of ours, which says it all
+        message = str(fault["ctx"]["error"])
+        return message if not fault["loc"] else f"{key} {message}"
+    rule = fault["msg"].replace("Input should be", "must be").replace("a valid ", "a ")
+    return f"{key} is {fault['input']!r} but {rule}{example}."
+
+
+def _field_at(kind: type[Section], loc: tuple) -> tuple[type[Section], FieldInfo | None]:
+    """The section class that owns the key at `loc`, and its field if there is one."""
+    owner, field = kind, None
+    for part in loc:
+        field = owner.model_fields.get(part)
+        inner = field.annotation if field is not None else None
+        if isinstance(inner, type) and issubclass(inner, Section):
+            owner, field = inner, None
+        elif field is None:
+            break
+    return owner, field
