@@ -1,0 +1,191 @@
+"""Frozen batches of token rows: select, split, order by length, trim padding.
+
+A field's suffix names its axes, and that is what selecting and trimming go by:
+B rows; T all tokens of a row (prompt, then response, padded on the right); R response tokens, from column 0 on.
+Response token t of row b stands at column prompt_lengths_B[b] + t of T; index t of an R field always means that token.
+"""
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, fields, replace
+from typing import Self
+
+import torch
+from torch import Tensor
+
+from pipeline.tensors import length_mask
+
+
+@dataclass(frozen=True)
+class Batch:
+    """Anything with rows."""
+
+    def __len__(self) -> int:
+        first = getattr(self, fields(self)[0].name)
+        return len(first)
+
+    @property
+    def num_terms(self) -> int:
+        """How many terms an objective over this batch sums up; the one divisor of its loss."""
+        raise NotImplementedError
+
+    @property
+    def lengths_B(self) -> Tensor:
+        """Length of each row, for ordering rows of like length together."""
+        raise NotImplementedError
+
+    def select(self, rows_N: Tensor) -> Self:
+        """The given rows, in the given order, padding trimmed to the longest of them."""
+        chosen = {}
+        for field in fields(self):
+            value = getattr(self, field.name)
+            chosen[field.name] = value.select(rows_N) if isinstance(value, Batch) else value[rows_N]
+        return replace(self, **chosen)._trimmed()
+
+    def split(self, size: int) -> list[Self]:
+        """Consecutive batches of `size` rows; the last may be smaller."""
+        return [self.select(rows) for rows in torch.arange(len(self)).split(size)]
+
+    def to(self, device: torch.device) -> Self:
+        """The same batch on a device."""
+        return replace(self, **{field.name: getattr(self, field.name).to(device) for field in fields(self)})
+
+    def _trimmed(self) -> Self:
+        return self
+
+
+@dataclass(frozen=True)
+class Sequences(Batch):
+    """Prompts with responses."""
+
+    tokens_BT: Tensor
+    prompt_lengths_B: Tensor
+    response_lengths_B: Tensor
+
+    @property
+    def lengths_B(self) -> Tensor:
+        """Prompt and response together."""
+        return self.prompt_lengths_B + self.response_lengths_B
+
+    @property
+    def attention_mask_BT(self) -> Tensor:
+        """True at real tokens; made from lengths, never from ids."""
+        return length_mask(self.lengths_B, self.tokens_BT.shape[1])
+
+    @property
+    def response_mask_BR(self) -> Tensor:
+        """True at response tokens, the end token included."""
+        return length_mask(self.response_lengths_B, self.response_width)
+
+    @property
+    def response_width(self) -> int:
+        """Length of the longest response."""
+        return int(self.response_lengths_B.max())
+
+    @property
+    def response_ids_BR(self) -> Tensor:
+        """Response tokens moved to column 0; what stands outside the mask has no meaning."""
+        columns_BR = self.prompt_lengths_B[:, None] + torch.arange(self.response_width, device=self.tokens_BT.device)
+        return self.tokens_BT.gather(1, columns_BR.clamp(max=self.tokens_BT.shape[1] - 1))
+
+    @property
+    def num_terms(self) -> int:
+        """Response tokens."""
+        return int(self.response_lengths_B.sum())
+
+    def _trimmed(self) -> Self:
+        if len(self) == 0:
+            return self
+        widths = {"BT": int(self.lengths_B.max()), "BR": self.response_width}
+        trimmed = {}
+        for field in fields(self):
+            axes = field.name.rpartition("_")[2]
+            if axes in widths:
+                trimmed[field.name] = getattr(self, field.name)[:, : widths[axes]]
+        return replace(self, **trimmed)
+
+
+@dataclass(frozen=True)
+class Pairs(Batch):
+    """A chosen and a rejected answer to each prompt."""
+
+    chosen: Sequences
+    rejected: Sequences
+
+    @property
+    def lengths_B(self) -> Tensor:
+        """The longer of the two answers, with its prompt."""
+        return torch.maximum(self.chosen.lengths_B, self.rejected.lengths_B)
+
+    @property
+    def num_terms(self) -> int:
+        """Pairs."""
+        return len(self)
+
+
+@dataclass(frozen=True)
+class Rollout(Sequences):
+    """Sampled responses.
+
+    behaviour_logprobs_BR: log-probabilities as the sampler saw them, at the sampling temperature, float32.
+    truncated_B: the response hit the length limit and its last token is no stop token.
+    prompt_ids_B: which prompt of the data set a row answers.
+    """
+
+    behaviour_logprobs_BR: Tensor
+    truncated_B: Tensor
+    prompt_ids_B: Tensor
+
+
+@dataclass(frozen=True)
+class Experience(Rollout):
+    """A rollout with everything that the update needs; all float32, without gradient.
+
+    values_BR[:, t] is the value of the state BEFORE token t is chosen. weights_BR corrects each token's policy term for
+    the gap between the sampler and the policy (ones where there is none).
+    """
+
+    old_logprobs_BR: Tensor
+    ref_logprobs_BR: Tensor
+    entropies_BR: Tensor
+    values_BR: Tensor
+    scores_B: Tensor
+    rewards_BR: Tensor
+    advantages_BR: Tensor
+    returns_BR: Tensor
+    weights_BR: Tensor
+
+
+def pad_rows(rows: list[list[int]] | list[Tensor], dtype: torch.dtype, width: int | None = None) -> Tensor:
+    """Rows of unequal length as one tensor, zeros on the right; [len(rows), width]."""
+    width = max(map(len, rows)) if width is None else width
+    padded = torch.zeros(len(rows), width, dtype=dtype)
+    for padded_row, row in zip(padded, rows, strict=True):
+        padded_row[: len(row)] = torch.as_tensor(row, dtype=dtype)
+    return padded
+
+
+def microbatches(batch: Batch, size: int) -> Iterator[tuple[Tensor, Batch]]:
+    """(rows, batch of these rows), rows of like length together so that little is padded.
+
+    The order is a function of the batch alone: two passes over one batch see the same shapes.
+    """
+    order_B = torch.argsort(batch.lengths_B.cpu(), stable=True)
+    for rows in order_B.split(size):
+        yield rows, batch.select(rows)
+
+
+@torch.no_grad()
+def map_rows(function: Callable[[Batch], tuple[Tensor, ...]], batch: Batch, size: int) -> tuple[Tensor, ...]:
+    """`function` over micro-batches, without gradient; its results in the batch's own order, padded with zeros to one width.
+
+    `function` gives tensors [b] or [b, r].
+    """
+    results: list[list[Tensor]] = [[] for _ in range(len(batch))]
+    for rows, micro in microbatches(batch, size):
+        outputs = [output.cpu() for output in function(micro)]
+        for place, row in enumerate(rows.tolist()):
+            results[row] = [output[place] for output in outputs]
+    columns = zip(*results, strict=True)
+    return tuple(
+        torch.stack(column) if column[0].ndim == 0 else pad_rows(list(column), column[0].dtype) for column in columns
+    )

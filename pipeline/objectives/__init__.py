@@ -1,0 +1,1 @@
+"""What is minimised: pure functions from tensors to SUMS with their term counts; `update` divides once."""
