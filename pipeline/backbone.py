@@ -1,0 +1,259 @@
+"""One frozen, possibly quantised base with named LoRA adapters; which of them is active; load, save, hash.
+
+Axes: B batch, T tokens, H hidden, V vocabulary.
+"""
+
+import contextlib
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from peft import LoraConfig, PeftModel, get_peft_model, get_peft_model_state_dict, set_peft_model_state_dict
+from safetensors.torch import save_file
+from torch import Tensor, nn
+from transformers import PreTrainedModel
+
+from pipeline.errors import BaseModelError, TrainingError
+from pipeline.files import write_json
+from pipeline.lora import replace_forwards
+from pipeline.params.base import LoraParams
+from pipeline.weights import CONFIG, ORIGIN, WEIGHTS, hash_tensors, read_json, read_tensors, refuse_non_finite
+
+
+@dataclass(frozen=True)
+class BaseIdentity:
+    """What an adapter was made on: the base's fingerprint and the tokenizer's length."""
+
+    fingerprint: str
+    tokenizer_length: int
+
+
+class Backbone:
+    """The base and its adapters. At most one adapter is active, and at most one is trainable."""
+
+    def __init__(
+        self,
+        causal: PreTrainedModel,
+        device: torch.device,
+        identity: BaseIdentity,
+        base_name: str,
+        checkpointing: bool = False,
+    ):
+        self.causal = causal
+        self.decoder = causal.base_model
+        self.device = device
+        self.identity = identity
+        self.base_name = base_name
+        self.head_VH: Tensor = causal.get_output_embeddings().weight
+        self.hidden_size: int = self.head_VH.shape[1]
+        self._peft: PeftModel | None = None
+        self._active: str | None = None
+        self._trainable: str | None = None
+        causal.requires_grad_(False)
+        causal.eval()
+        if checkpointing:
+            causal.activation_checkpointing_enable({"use_reentrant": False})
+        self._check_output_head()
+
+    # --- adapters ---
+
+    @property
+    def adapters(self) -> list[str]:
+        """Names of the adapters that are loaded."""
+        return sorted(self._peft.peft_config) if self._peft is not None else []
+
+    def add_adapter(self, name: str, params: LoraParams) -> None:
+        """A new adapter: A random, B zero, so that at first it changes nothing."""
+        config = LoraConfig(
+            r=params.r,
+            lora_alpha=params.alpha,
+            lora_dropout=params.dropout,
+            target_modules=params.targets,
+            task_type="CAUSAL_LM",
+        )
+        self._attach(name, config)
+
+    def load_adapter(self, name: str, folder: Path) -> None:
+        """An adapter from a folder in PEFT's format, frozen until `train` names it.
+
+        Raises:
+            BaseModelError: files are missing or do not fit, or the adapter was made on another base.
+        """
+        origin = read_json(folder / ORIGIN)
+        if origin["base_fingerprint"] != self.identity.fingerprint:
+            raise BaseModelError(
+                f"{folder} was trained on base {origin['base_fingerprint'][:12]} but the present base is {self.identity.fingerprint[:12]}; "
+                "the base has changed under it: run `dvc repro` to train again, or put the old base back."
+            )
+        if origin["tokenizer_length"] != self.identity.tokenizer_length:
+            raise BaseModelError(
+                f"{folder} was trained with a tokenizer of {origin['tokenizer_length']} tokens but the present one has "
+                f"{self.identity.tokenizer_length}; use the tokenizer that it was trained with."
+            )
+        settings = read_json(folder / CONFIG)
+        config = LoraConfig.from_peft_type(**settings)
+        config.inference_mode = False
+        self._attach(name, config)
+        outcome = set_peft_model_state_dict(self._peft, read_tensors(folder / WEIGHTS), adapter_name=name)
+        missing = [key for key in outcome.missing_keys if f".{name}." in key]
+        if missing or outcome.unexpected_keys:
+            raise BaseModelError(
+                f"{folder / WEIGHTS} does not fit this base: {len(missing)} tensors missing, {len(outcome.unexpected_keys)} unknown; "
+                "it was trained with other lora.targets or another model."
+            )
+
+    def save_adapter(self, name: str, folder: Path) -> None:
+        """Adapter `name` in PEFT's format, float32; the same adapter gives the same bytes.
+
+        Raises:
+            TrainingError: a weight is not finite; nothing is written.
+        """
+        tensors = {key: tensor.detach().float().cpu().contiguous() for key, tensor in self.adapter_state(name).items()}
+        refuse_non_finite(name, tensors)
+        folder.mkdir(parents=True, exist_ok=True)
+        save_file(dict(sorted(tensors.items())), folder / WEIGHTS, metadata={"format": "pt"})
+        # PEFT itself writes a set in random order and the base's absolute path.
+        settings: dict[str, Any] = self._peft.peft_config[name].to_dict()
+        settings |= {"base_model_name_or_path": self.base_name, "inference_mode": True, "revision": None}
+        settings = {key: sorted(value) if isinstance(value, set) else value for key, value in settings.items()}
+        write_json(folder / CONFIG, settings)
+        origin = {"base_fingerprint": self.identity.fingerprint, "tokenizer_length": self.identity.tokenizer_length}
+        write_json(folder / ORIGIN, origin)
+
+    def adapter_state(self, name: str) -> dict[str, Tensor]:
+        """The adapter's tensors under PEFT's file names."""
+        # save_embedding_layers: "auto" would ask the model hub about the base
+        return get_peft_model_state_dict(self._peft, adapter_name=name, save_embedding_layers=False)
+
+    def adapter_parameters(self, name: str) -> list[nn.Parameter]:
+        """The adapter's parameters, in a fixed order."""
+        return [
+            parameter for key, parameter in self.causal.named_parameters() if f".{name}." in key and ".lora_" in key
+        ]
+
+    def adapter_hash(self, name: str) -> str:
+        """SHA-256 of the adapter's values."""
+        return hash_tensors(self.adapter_state(name))
+
+    def base_hash(self) -> str:
+        """SHA-256 of everything that is not an adapter, packed weights and their scales included."""
+        return hash_tensors({key: value for key, value in self.causal.state_dict().items() if ".lora_" not in key})
+
+    def train(self, name: str) -> list[nn.Parameter]:
+        """Makes `name` the one trainable adapter; its parameters.
+
+        Raises:
+            TrainingError: the adapter has no parameters.
+        """
+        self._trainable = name
+        self.activate(name)
+        self._say_what_is_trainable()
+        parameters = self.adapter_parameters(name)
+        if not parameters:
+            raise TrainingError(f"The adapter {name} has no parameters: lora.targets matched no layer of the base.")
+        return parameters
+
+    def activate(self, name: str | None) -> None:
+        """Switches to an adapter, or with None to the raw base. What is trainable does not change."""
+        if name == self._active or self._peft is None:
+            return
+        if name is None:
+            self._peft.base_model.disable_adapter_layers()
+        else:
+            self._peft.base_model.enable_adapter_layers()
+            self._peft.base_model.set_adapter(name, inference_mode=True)
+        self._active = name
+        self._say_what_is_trainable()
+
+    def _say_what_is_trainable(self) -> None:
+        """PEFT's switches turn gradients on by themselves, so what may be trained is said after each."""
+        for key, parameter in self.causal.named_parameters():
+            parameter.requires_grad_(_belongs_to(key, self._trainable))
+
+    # --- forward passes ---
+
+    @contextlib.contextmanager
+    def training(self, dropout: bool) -> Iterator[None]:
+        """Train mode, in which gradient checkpointing works, with or without the adapter's dropout; restored after."""
+        was_training = self.causal.training
+        self.causal.train()
+        quiet = [] if dropout else [module for module in self.causal.modules() if isinstance(module, nn.Dropout)]
+        for module in quiet:
+            module.eval()
+        try:
+            yield
+        finally:
+            self.causal.train(was_training)
+
+    @contextlib.contextmanager
+    def inference(self) -> Iterator[None]:
+        """Eval mode without gradients: no dropout, no checkpointing; restored after."""
+        was_training = self.causal.training
+        self.causal.eval()
+        try:
+            with torch.no_grad():
+                yield
+        finally:
+            self.causal.train(was_training)
+
+    def hidden(self, tokens_BT: Tensor, attention_mask_BT: Tensor) -> Tensor:
+        """Last hidden states, after the final norm, under the active adapter; [B, T, H]."""
+        return self.decoder(
+            input_ids=tokens_BT,
+            attention_mask=attention_mask_BT.long(),
+            position_ids=positions(attention_mask_BT),
+            use_cache=False,
+        ).last_hidden_state
+
+    def decode(self, tokens_BT: Tensor, attention_mask_BS: Tensor, cache: Any) -> Tensor:
+        """Logits of the token after the last of `tokens_BT`, whose states join the cache; float32, [B, V].
+
+        attention_mask_BS covers the cache and the new tokens.
+        """
+        hidden_BTH = self.decoder(
+            input_ids=tokens_BT,
+            attention_mask=attention_mask_BS.long(),
+            position_ids=positions(attention_mask_BS)[:, -tokens_BT.shape[1] :],
+            cache=cache,
+            use_cache=True,
+        ).last_hidden_state
+        # contiguous: on CPU in bfloat16 a frozen head on a non-contiguous slice is 300 times slower
+        return F.linear(hidden_BTH[:, -1].contiguous(), self.head_VH).float()
+
+    # --- inside ---
+
+    def _attach(self, name: str, config: LoraConfig) -> None:
+        if self._peft is None:
+            self._peft = get_peft_model(self.causal, config, adapter_name=name)
+        else:
+            self._peft.add_adapter(name, config)
+        replace_forwards(self.causal)
+        for module in self.causal.modules():
+            if isinstance(module, nn.ParameterDict | nn.ModuleDict) and name in module:
+                module[name].to(self.device)
+        self._active = "?"  # PEFT has switched by itself; the next line says to what
+        self.activate(name)
+
+    @torch.no_grad()
+    def _check_output_head(self) -> None:
+        """Log-probabilities are taken from hidden states and the output matrix: refuse models whose logits are more than that."""
+        tokens_BT = torch.arange(4, 8, device=self.device)[None]
+        expected = self.causal(input_ids=tokens_BT, use_cache=False).logits[0].float()
+        ours = F.linear(self.hidden(tokens_BT, torch.ones_like(tokens_BT, dtype=torch.bool))[0], self.head_VH).float()
+        if not torch.allclose(ours, expected, rtol=1e-2, atol=1e-2 * float(expected.abs().max())):
+            kind = self.causal.config.model_type
+            raise BaseModelError(
+                f"base.model is a {kind}, whose logits are not hidden states times its output matrix (soft caps, scales); choose a Llama, Mistral, Qwen2 or GPT-2 model."
+            )
+
+
+def positions(attention_mask_BT: Tensor) -> Tensor:
+    """Position ids that count real tokens only, so that the padding side cannot matter; [B, T]."""
+    return (attention_mask_BT.long().cumsum(1) - 1).clamp(min=0)
+
+
+def _belongs_to(key: str, adapter: str | None) -> bool:
+    return adapter is not None and ".lora_" in key and f".{adapter}." in key

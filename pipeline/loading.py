@@ -1,0 +1,82 @@
+"""A base folder -> a Backbone: quantised, frozen, on its device."""
+
+from pathlib import Path
+
+import torch
+from safetensors import SafetensorError
+from transformers import AutoConfig, AutoModelForCausalLM, BitsAndBytesConfig, PreTrainedModel
+
+from pipeline.backbone import Backbone, BaseIdentity
+from pipeline.errors import BaseModelError
+from pipeline.params.base import BaseParams
+from pipeline.params.runtime import RuntimeParams
+from pipeline.quantization import check_shapes, fill_cache, replace_forwards
+
+
+def load_backbone(folder: Path, params: BaseParams, runtime: RuntimeParams, identity: BaseIdentity) -> Backbone:
+    """The base in `folder` on the device that `runtime` names, frozen, quantised as `params` says, without adapters.
+
+    Raises:
+        BaseModelError: the folder cannot be loaded, or NF4 does not fit the model's shapes.
+    """
+    device = pick_device(runtime)
+    dtype = getattr(torch, params.dtype)
+    attention = runtime.attention if runtime.attention != "auto" else ("sdpa" if device.type == "cuda" else "eager")
+    try:
+        config = AutoConfig.from_pretrained(folder, trust_remote_code=params.trust_remote_code)
+        for key, value in config.to_dict().items():
+            if key.endswith(("dropout", "pdrop")) and isinstance(value, float):
+                setattr(config, key, 0.0)  # the base's own dropout is off in every stage
+        quantization = None
+        if params.quantization == "nf4":
+            quantization = BitsAndBytesConfig(
+                load_in_4bit=True,
+                bnb_4bit_quant_type="nf4",
+                bnb_4bit_use_double_quant=True,
+                bnb_4bit_compute_dtype=dtype,
+            )
+            with torch.device("meta"):
+                skeleton = AutoModelForCausalLM.from_config(config, trust_remote_code=params.trust_remote_code)
+            check_shapes(skeleton, skipped={_output_head_name(skeleton)})
+        causal = AutoModelForCausalLM.from_pretrained(
+            folder,
+            config=config,
+            dtype=dtype,
+            quantization_config=quantization,
+            attn_implementation=attention,
+            trust_remote_code=params.trust_remote_code,
+            use_safetensors=True,
+            device_map={"": device},
+        )
+    except (OSError, ValueError, KeyError, SafetensorError) as error:
+        raise BaseModelError(
+            f"base.model {params.model!r} cannot be loaded from {folder}: {' '.join(str(error).split())[:300]}"
+        ) from error
+    layers = replace_forwards(causal, dtype)
+    if identity.tokenizer_length > causal.get_input_embeddings().weight.shape[0]:
+        raise BaseModelError(
+            f"The tokenizer of base.model has {identity.tokenizer_length} tokens but the embedding table {causal.get_input_embeddings().weight.shape[0]} rows; "
+            "a token was added without a row for it: use the tokenizer that came with the model."
+        )
+    fill_cache(layers, runtime.base_cache, device)
+    return Backbone(causal, device, identity, params.model, runtime.gradient_checkpointing)
+
+
+def pick_device(runtime: RuntimeParams) -> torch.device:
+    """The device that `runtime.device` means on this machine.
+
+    Raises:
+        BaseModelError: a GPU is asked for and there is none.
+    """
+    if runtime.device == "cuda" and not torch.cuda.is_available():
+        raise BaseModelError(
+            "runtime.device is cuda but torch sees no GPU; set it to auto or cpu, or check driver and torch build."
+        )
+    if runtime.device == "cpu" or not torch.cuda.is_available():
+        return torch.device("cpu")
+    return torch.device("cuda")
+
+
+def _output_head_name(causal: PreTrainedModel) -> str:
+    head = causal.get_output_embeddings()
+    return next(name for name, module in causal.named_modules() if module is head)

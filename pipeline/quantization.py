@@ -1,0 +1,85 @@
+"""4-bit linears with one forward of ours.
+
+bitsandbytes quantises and dequantises; it never multiplies. Its own forward repacks weights in place after an eval pass
+on some CPUs, and later training passes then send no gradient below that layer, without any exception; on CUDA, passes
+with and without gradient may take different kernels. One function for every pass keeps log-probabilities and gradients
+equal, and it can read a dequantised copy of the weights where memory allows, with the same bits.
+"""
+
+import bitsandbytes as bnb
+import psutil
+import torch
+import torch.nn.functional as F
+from bitsandbytes.functional import dequantize_4bit
+from torch import Tensor, nn
+
+from pipeline.errors import BaseModelError
+
+IN_MULTIPLE, OUT_MULTIPLE = 64, 32
+
+
+class FrozenLinear4bit(bnb.nn.Linear4bit):
+    """A `Linear4bit` whose forward is F.linear on the dequantised weight. Made by `replace_forwards`."""
+
+    support_avx512bf16_for_cpu = False  # no repacking
+    cached_weight_OI: Tensor | None = None
+
+    def dequantized(self) -> Tensor:
+        """The weight in the compute dtype; [out, in]."""
+        return dequantize_4bit(self.weight.data, self.weight.quant_state).to(self.compute_dtype)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """x @ weight^T + bias, in the compute dtype; [..., out]."""
+        weight_OI = self.dequantized() if self.cached_weight_OI is None else self.cached_weight_OI
+        bias_O = None if self.bias is None else self.bias.to(self.compute_dtype)
+        return F.linear(x.to(self.compute_dtype), weight_OI, bias_O)
+
+
+def check_shapes(model: nn.Module, skipped: set[str]) -> None:
+    """Refuses layers that NF4 blocks do not fit.
+
+    Raises:
+        BaseModelError: names the first such layer and its shape.
+    """
+    for name, module in model.named_modules():
+        if not isinstance(module, nn.Linear) or name in skipped:
+            continue
+        if module.in_features % IN_MULTIPLE or module.out_features % OUT_MULTIPLE:
+            raise BaseModelError(
+                f"base.quantization is nf4 but layer {name} is {module.in_features} in, {module.out_features} out; "
+                f"NF4 needs multiples of {IN_MULTIPLE} in and {OUT_MULTIPLE} out; set base.quantization: none."
+            )
+
+
+def replace_forwards(model: nn.Module, compute_dtype: torch.dtype) -> list[FrozenLinear4bit]:
+    """Gives every `Linear4bit` the forward of ours, in place; the layers concerned."""
+    layers = []
+    for module in model.modules():
+        if isinstance(module, bnb.nn.Linear4bit):
+            module.__class__ = FrozenLinear4bit
+            module.compute_dtype = compute_dtype
+            layers.append(module)
+    return layers
+
+
+def fill_cache(layers: list[FrozenLinear4bit], wanted: str, device: torch.device) -> bool:
+    """Keeps dequantised weights where `wanted` (auto, on, off) and memory say so; whether it did.
+
+    auto keeps them when they take less than half of the memory that is free.
+    """
+    elements = sum(layer.out_features * layer.in_features for layer in layers)
+    if wanted == "auto" and layers:
+        needed = elements * layers[0].compute_dtype.itemsize
+        wanted = "on" if needed < free_memory(device) / 2 else "off"
+    if wanted != "on" or not layers:
+        return False
+    for layer in layers:
+        layer.cached_weight_OI = layer.dequantized()
+    return True
+
+
+def free_memory(device: torch.device) -> int:
+    """Bytes that can still be allocated on the device."""
+    if device.type == "cuda":
+        return torch.cuda.mem_get_info(device)[0]
+    return psutil.virtual_memory().available

@@ -1,0 +1,42 @@
+"""Every random number of the pipeline: seeded once, or keyed by what it is for, never by call order."""
+
+import hashlib
+import struct
+
+import torch
+import transformers
+from torch import Tensor
+
+from pipeline.params.runtime import RuntimeParams
+
+
+def derive_seed(seed: int, *names: str | int) -> int:
+    """A seed of its own for each use of one seed."""
+    text = "/".join(map(str, (seed, *names)))
+    return int.from_bytes(hashlib.sha256(text.encode()).digest()[:4], "big") >> 1
+
+
+def prepare_torch(seed: int, runtime: RuntimeParams) -> None:
+    """Seeds everything, fixes the number of threads, and asks for deterministic algorithms. Call it before adapters are made."""
+    torch.set_num_threads(runtime.threads)
+    torch.use_deterministic_algorithms(runtime.deterministic)
+    torch.utils.deterministic.fill_uninitialized_memory = False  # only a debugging aid, and it costs time
+    transformers.set_seed(seed)
+
+
+def permutation(size: int, seed: int, epoch: int) -> Tensor:
+    """A random order of `size` rows, a function of seed and epoch alone."""
+    generator = torch.Generator().manual_seed(derive_seed(seed, "order", epoch))
+    return torch.randperm(size, generator=generator)
+
+
+def uniforms(seed: int, step: int, keys: list[tuple[int, int]], token: int) -> Tensor:
+    """One number in [0, 1) for each (prompt key, sample index): the noise of token `token` in step `step`; float64, [len(keys)].
+
+    A hash of what the number is for: chunking, compaction, ranks and resume do not change which noise a row gets.
+    """
+    numbers = []
+    for prompt, sample in keys:
+        digest = hashlib.blake2b(struct.pack("<qqqqq", seed, step, prompt, sample, token), digest_size=8).digest()
+        numbers.append((int.from_bytes(digest, "little") >> 11) / 2**53)
+    return torch.tensor(numbers, dtype=torch.float64)
