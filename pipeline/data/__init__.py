@@ -1,0 +1,1 @@
+"""From files as people have them to batches of token ids."""

@@ -1,0 +1,301 @@
+"""From raw rows to token ids."""
+
+import gzip
+import json
+from pathlib import Path
+
+import pytest
+from conftest import ROOT, SHARED
+
+from pipeline.data.examples import comparisons, demonstrations, prompt_batches, prompts
+from pipeline.data.intake import read_all, report_rejects
+from pipeline.data.prepared import read_pairs, write_pairs
+from pipeline.data.records import BadRow, Message, Pair, prompt_key, to_pair
+from pipeline.data.splitting import PARTS, split_pairs
+from pipeline.data.tokenization import ChatTokenizer, load_tokenizer
+from pipeline.errors import BaseModelError, DataError, TrainingError
+from pipeline.params.data import SplitParams
+from pipeline.tiny import tiny_tokenizer
+
+HH = SHARED / "data" / "hh-rlhf" / "harmless-base-1800.jsonl.gz"
+DPO_EN = SHARED / "data" / "formats" / "dpo_en_demo.json"
+needs_shared = pytest.mark.skipif(not HH.is_file(), reason="../shared/data is not beside this checkout")
+
+
+def pair(prompt: str, chosen: str = "yes", rejected: str = "no") -> Pair:
+    return Pair((Message("user", prompt),), chosen, rejected)
+
+
+SPLIT = SplitParams(heldout=3, development=2, sft=0.3, reward=0.3, judge=0.2, ppo=0.2)
+
+
+# --- rows ---
+
+SHAPES = {
+    "strings": ({"prompt": "q", "chosen": "a", "rejected": "b"}, "prompt with chosen and rejected"),
+    "messages apart": (
+        {
+            "prompt": [{"role": "user", "content": "q"}],
+            "chosen": [{"role": "assistant", "content": "a"}],
+            "rejected": [{"role": "assistant", "content": "b"}],
+        },
+        "prompt with chosen and rejected",
+    ),
+    "messages inside": (
+        {
+            "chosen": [{"role": "user", "content": "q"}, {"role": "assistant", "content": "a"}],
+            "rejected": [{"role": "user", "content": "q"}, {"role": "assistant", "content": "b"}],
+        },
+        "pairs of conversations",
+    ),
+    "prompt beside messages inside": (
+        {
+            "prompt": "q",
+            "chosen": [{"role": "user", "content": "q"}, {"role": "assistant", "content": "a"}],
+            "rejected": [{"role": "user", "content": "q"}, {"role": "assistant", "content": "b"}],
+        },
+        "pairs of conversations",
+    ),
+    "ShareGPT": (
+        {
+            "conversations": [{"from": "human", "value": "q"}],
+            "chosen": {"from": "gpt", "value": "a"},
+            "rejected": {"from": "gpt", "value": "b"},
+        },
+        "ShareGPT pairs",
+    ),
+    "HH": ({"chosen": "\n\nHuman: q\n\nAssistant: a", "rejected": "\n\nHuman: q\n\nAssistant: b"}, "HH transcripts"),
+}
+
+
+@pytest.mark.parametrize("name", SHAPES)
+def test_shape_is_recognised(name: str) -> None:
+    row, shape = SHAPES[name]
+    assert to_pair(row) == (pair("q", "a", "b"), shape)
+
+
+def test_transcripts_are_split_at_their_last_shared_turn() -> None:
+    """Report huggingface/trl#1858: not at the first assistant's turn."""
+    shared = "\n\nHuman: Pick a fruit\n\nAssistant: Sure.\n\nHuman: Which?\n\nAssistant: "
+    found, _ = to_pair({"chosen": shared + "Pear.", "rejected": shared + "Go away."})
+    turns = (Message("user", "Pick a fruit"), Message("assistant", "Sure."), Message("user", "Which?"))
+    assert found == Pair(turns, "Pear.", "Go away.")
+
+
+@pytest.mark.parametrize(
+    ("row", "message"),
+    [
+        ({"prompt": "q", "chosen": None, "rejected": "b"}, "chosen: is null, not text or messages"),
+        ({"prompt": "q", "chosen": "a"}, "rejected: is missing"),
+        ({"prompt": "q", "chosen": "a", "rejected": "  "}, "rejected: is empty"),
+        ({"prompt": "q", "chosen": "Blue.", "rejected": "Blue."}, "rejected: is the same as chosen"),
+        ({"prompt": "", "chosen": "a", "rejected": "b"}, "prompt: has an empty user turn"),
+        ({"prompt": 3, "chosen": "a", "rejected": "b"}, "prompt: is a number, not a list of messages"),
+        ({"chosen": "a", "rejected": "b"}, "prompt: is missing, and chosen is no"),
+        ([1, 2], "row: is a list, not an object"),
+        (
+            {"chosen": "\n\nHuman: q\n\nAssistant: x\n\nHuman: r\n\nAssistant: a", "rejected": "\n\nHuman: q\n\nAssistant: y\n\nHuman: r\n\nAssistant: b"},
+            "rejected: differs from chosen before the last answer",
+        ),
+        ({"prompt": [{"role": "tool", "content": "q"}], "chosen": "a", "rejected": "b"}, "prompt: has a turn with role 'tool'"),
+    ],
+    ids=["null", "missing", "blank", "equal", "empty prompt", "number", "no prompt", "list", "transcripts part early", "role"],
+)  # fmt: skip
+def test_bad_row_says_field_and_reason(row: object, message: str) -> None:
+    """Reports hiyouga/LLaMA-Factory#3364 and #3555, pytorch/rl#3520."""
+    with pytest.raises(BadRow) as error:
+        to_pair(row)
+    assert str(error.value).startswith(message)
+
+
+# --- files ---
+
+
+def test_rejects_are_named_by_file_and_line(tmp_path: Path) -> None:
+    lines = [
+        '{"prompt":"q1","chosen":"a","rejected":"b"}',
+        "",
+        '{"prompt":"q2","chosen":null,"rejected":"b"}',
+        "{oops",
+        '{"prompt":"q3"}',
+    ]
+    (tmp_path / "rows.jsonl").write_bytes(b"\xef\xbb\xbf" + "\r\n".join(lines).encode())
+    intake = read_all(str(tmp_path))
+    assert intake.pairs == [pair("q1", "a", "b")]
+    assert [(reject.file, reject.line, reject.field) for reject in intake.rejects] == [
+        ("rows.jsonl", 3, "chosen"),
+        ("rows.jsonl", 4, "row"),
+        ("rows.jsonl", 5, "chosen"),
+    ]
+    with pytest.raises(
+        DataError, match=r"3 of 4 rows .* cannot be used \(75\.0%; most often: .*more than data\.max_bad_share 0\.5"
+    ):
+        report_rejects(intake, "rows", max_bad_share=0.5)
+    report_rejects(intake, "rows", max_bad_share=0.75)
+
+
+def test_missing_and_foreign_files_are_named(tmp_path: Path) -> None:
+    with pytest.raises(DataError, match="there is no such file or folder"):
+        read_all(str(tmp_path / "nothing.jsonl"))
+    with pytest.raises(DataError, match="that folder has no file ending in"):
+        read_all(str(tmp_path))
+    (tmp_path / "table.xlsx").write_bytes(b"x")
+    with pytest.raises(DataError, match="only files ending in"):
+        read_all(str(tmp_path / "table.xlsx"))
+
+
+def test_a_cut_gzip_is_a_clean_error(tmp_path: Path) -> None:
+    whole = gzip.compress(b'{"prompt":"q","chosen":"a","rejected":"b"}\n' * 1000)
+    (tmp_path / "rows.jsonl.gz").write_bytes(whole[: len(whole) // 2])
+    with pytest.raises(DataError, match="cannot be read to its end"):
+        read_all(str(tmp_path / "rows.jsonl.gz"))
+
+
+def test_pairs_survive_writing_and_reading(tmp_path: Path) -> None:
+    pairs = [Pair((Message("system", "s"), Message("user", "ü\n\u2028")), "a\tb", "c")]
+    write_pairs(tmp_path / "pairs.jsonl", pairs)
+    assert read_pairs(tmp_path / "pairs.jsonl") == pairs
+
+
+# --- division by prompt ---
+
+
+def test_parts_are_disjoint_by_normalised_prompt_and_sizes_exact() -> None:
+    pairs = [pair(f"Question  {n}", "a", str(k)) for n in range(25) for k in range(2)]
+    pairs += [pair(f"question {n} ", "b", "c") for n in range(25)]
+    parts = split_pairs(pairs, SPLIT, None)
+    keys = [{prompt_key(row.prompt) for row in parts[part]} for part in PARTS]
+    assert [len(part) for part in keys] == [3, 2, 6, 6, 4, 4]
+    assert len(set().union(*keys)) == 25
+    assert all(len(parts[part]) == 3 * len(part_keys) for part, part_keys in zip(PARTS, keys, strict=True))
+
+
+def test_parts_do_not_depend_on_row_order() -> None:
+    pairs = [pair(f"Question {n}", "a", str(k)) for n in range(25) for k in range(2)]
+    assert split_pairs(pairs, SPLIT, None) == split_pairs(pairs[::-1], SPLIT, None)
+
+
+def test_too_few_prompts_are_refused() -> None:
+    with pytest.raises(DataError, match=r"has 7 different prompts.*leave 2 to train on"):
+        split_pairs([pair(str(n)) for n in range(7)], SPLIT, None)
+
+
+# --- tokens ---
+
+
+def test_prompt_ids_are_the_template_and_the_answer_ends_once(tokenizer: ChatTokenizer) -> None:
+    prompt = (Message("user", "hi"),)
+    assert (
+        tokenizer.tokenizer.decode(tokenizer.prompt_ids(prompt))
+        == "<|im_start|>user\nhi<|im_end|>\n<|im_start|>assistant\n"
+    )
+    ids, cut = tokenizer.response_ids("yo")
+    assert (tokenizer.tokenizer.decode(ids), cut) == ("yo<|im_end|>", False)
+
+
+def test_the_end_token_is_trained_though_it_is_also_the_pad_token(tokenizer: ChatTokenizer) -> None:
+    """Report huggingface/alignment-handbook#127: masks come from lengths, never from ids."""
+    assert tokenizer.tokenizer.pad_token_id == tokenizer.end_id
+    batch, counts = demonstrations([pair("a", "4"), pair("b", "four")], tokenizer)
+    ends = (batch.response_ids_BR == tokenizer.end_id) & batch.response_mask_BR
+    assert ends.sum(1).tolist() == [1, 1]
+    assert counts == {"rows": 2, "answers_cut": 0, "trained_tokens": 2 + 5}
+
+
+def test_long_prompts_lose_their_left_and_long_answers_their_right_end(tokenizer: ChatTokenizer) -> None:
+    long = (Message("user", "x" * 100 + "end"),)
+    assert tokenizer.is_cut(long)
+    assert len(tokenizer.prompt_ids(long)) == 64
+    assert tokenizer.tokenizer.decode(tokenizer.prompt_ids(long)).endswith("end<|im_end|>\n<|im_start|>assistant\n")
+    ids, cut = tokenizer.response_ids("y" * 30)
+    assert (tokenizer.tokenizer.decode(ids), cut) == ("y" * 24, True)
+
+
+def test_pairs_that_truncation_makes_equal_are_dropped_and_counted(tokenizer: ChatTokenizer) -> None:
+    """Report OpenRLHF/OpenRLHF#1311."""
+    same = pair("p", "x" * 24 + " good", "x" * 24 + " bad")
+    cut = pair("q", "y" * 40, "short")
+    good = pair("r", "fine", "poor")
+    batch, kept, counts = comparisons([same, cut, good], tokenizer, "drop")
+    assert (len(batch), kept) == (1, [good])
+    assert counts == {"rows": 3, "pairs_cut": 1, "pairs_equal_after_cut": 1, "pairs": 1}
+    assert len(comparisons([same, cut, good], tokenizer, "keep")[0]) == 2
+    with pytest.raises(TrainingError, match=r"none is left.*tokens\.max_response 24"):
+        comparisons([same, cut], tokenizer, "drop")
+
+
+def test_a_template_that_refuses_is_quoted(tmp_path: Path) -> None:
+    """Report EricLBuehler/mistral.rs#45: name the roles, not a symptom."""
+    template = "{% if messages[0]['role'] == 'system' %}{{ raise_exception('System role not supported') }}{% endif %}x"
+    tiny_tokenizer(template).save_pretrained(tmp_path)
+    tokenizer = load_tokenizer(tmp_path, 64, 24)
+    with pytest.raises(DataError, match=r"refuses a conversation of roles system, user: System role not supported"):
+        tokenizer.prompt_ids((Message("system", "Be brief."), Message("user", "hi")))
+
+
+def test_a_tokenizer_without_end_token_is_refused(tmp_path: Path) -> None:
+    """Report huggingface/trl#1073."""
+    tokenizer = tiny_tokenizer()
+    tokenizer.eos_token = None
+    tokenizer.save_pretrained(tmp_path)
+    with pytest.raises(BaseModelError, match="has no end-of-sequence token"):
+        load_tokenizer(tmp_path, 64, 24)
+
+
+def test_stop_ids_join_tokenizer_template_and_generation_config(tmp_path: Path) -> None:
+    """Report hiyouga/LLaMA-Factory#7454: the template ends turns with another token than eos."""
+    tokenizer = tiny_tokenizer()
+    tokenizer.eos_token = "<|endoftext|>"
+    tokenizer.save_pretrained(tmp_path)
+    (tmp_path / "generation_config.json").write_text(json.dumps({"eos_token_id": [7, 0]}))
+    chat = load_tokenizer(tmp_path, 64, 24)
+    assert chat.end_id == 2  # <|im_end|>
+    assert chat.stop_ids == (0, 2, 7)
+
+
+# --- prompts ---
+
+
+def test_prompt_batches_are_a_function_of_seed_and_number(tokenizer: ChatTokenizer) -> None:
+    questions = prompts([pair(f"q{n}") for n in range(7)], tokenizer)
+    batches = list(prompt_batches(questions, 3, 4, seed=5))
+    assert [[p.key for p in batch] for batch in batches[2:]] == [
+        [p.key for p in batch] for batch in list(prompt_batches(questions, 3, 4, seed=5))[2:]
+    ]
+    assert len({p.key for batch in batches[:2] for p in batch}) == 6  # one pass, no prompt twice
+
+
+# --- real data ---
+
+
+def test_demo_data_is_whole() -> None:
+    """Written for this project: no reject, no duplicate prompt, and length does not give the label away."""
+    intake = read_all(str(ROOT / "data" / "demo"))
+    assert not intake.rejects
+    assert len({prompt_key(row.prompt) for row in intake.pairs}) == len(intake.pairs) >= 480
+    assert 0.4 <= sum(len(row.chosen) > len(row.rejected) for row in intake.pairs) / len(intake.pairs) <= 0.6
+
+
+@needs_shared
+def test_hh_rows_are_all_read_or_named() -> None:
+    intake = read_all(str(HH))
+    assert intake.rows == 1800
+    # worked out apart from the reader, by string search in the raw file:
+    with gzip.open(HH, "rt", encoding="utf-8") as stream:
+        raw = [json.loads(line) for line in stream]
+    empty = {
+        n for n, row in enumerate(raw, 1) for side in row.values() if not side.rpartition("\n\nAssistant:")[2].strip()
+    }
+    assert empty <= {reject.line for reject in intake.rejects}
+    whole = [
+        row
+        for row in raw
+        if row["chosen"].rpartition("\n\nAssistant:")[0] == row["rejected"].rpartition("\n\nAssistant:")[0]
+    ]
+    assert len(intake.pairs) <= len(whole)
+
+
+@needs_shared
+def test_dpo_en_demo_is_read_whole() -> None:
+    intake = read_all(str(DPO_EN))
+    assert (intake.rows, len(intake.rejects), intake.shapes) == (300, 0, {"ShareGPT pairs": 300})
