@@ -1,0 +1,24 @@
+"""The offline loop: SFT and reward model; only the objective and the batches differ."""
+
+from collections.abc import Callable, Iterable
+from typing import Any
+
+from pipeline.batch import Batch
+from pipeline.update import Objective, Optimizer, accumulate
+
+
+def train_offline(
+    model: Callable[[Batch], Any],
+    batches: Iterable[Batch],
+    optimizer: Optimizer,
+    objective: Objective,
+    microbatch_size: int,
+    dropout: bool,
+    log: Callable[[int, dict[str, float]], None],
+) -> None:
+    """One optimizer step per batch."""
+    with model.backbone.training(dropout=dropout):
+        for step, batch in enumerate(batches):
+            stats = accumulate(model, batch, objective, microbatch_size)
+            stats |= optimizer.step(stats["loss"])
+            log(step, stats)

@@ -1,0 +1,42 @@
+"""The online loop: rollout, evaluate, update."""
+
+from collections.abc import Callable, Iterable
+
+from pipeline.algorithms import Algorithm
+from pipeline.batch import Experience
+from pipeline.data.examples import Prompt
+from pipeline.evaluation import Score, evaluate, summarize
+from pipeline.params.ppo import PPOParams
+from pipeline.randomness import derive_seed
+from pipeline.roles import Policy
+from pipeline.rollout import Sampling, generate
+from pipeline.update import Optimizer, UpdatePlan, update
+
+Log = Callable[[int, dict[str, float], Experience], None]
+
+
+def train_online(
+    policy: Policy,
+    reference: Policy,
+    score: Score,
+    prompts: Iterable[list[Prompt]],
+    optimizer: Optimizer,
+    algorithm: Algorithm,
+    cfg: PPOParams,
+    sampling: Sampling,
+    microbatch_size: int,
+    log: Log,
+) -> None:
+    """PPO on one shared backbone: the policy samples, is scored, and is moved; the reference stays."""
+    plan = UpdatePlan(cfg.epochs, cfg.minibatch_size, microbatch_size, cfg.stop_kl)
+    for step, prompts_B in enumerate(prompts):
+        warming_up = step < cfg.critic_warmup
+        policy.detach_values = warming_up or cfg.value_backprop == "detached"
+        objective = algorithm.critic_objective if warming_up else algorithm.objective
+
+        rollout = generate(policy, prompts_B, sampling, step)  # 1 rollout
+        experience = evaluate(rollout, policy, reference, score, algorithm, cfg, microbatch_size)  # 2 evaluate
+        with policy.backbone.training(dropout=False):
+            policy.backbone.activate(policy.adapter)
+            stats = update(policy, optimizer, experience, objective, plan, derive_seed(sampling.seed, step))  # 3 update
+        log(step, summarize(experience) | stats, experience)

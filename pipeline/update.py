@@ -1,0 +1,173 @@
+"""Beat 3: epochs x minibatches x micro-batches; the only optimizer.step in the project."""
+
+import math
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import nn
+
+from pipeline.batch import Batch, Experience, microbatches
+from pipeline.errors import TrainingError
+from pipeline.objectives.terms import Terms
+from pipeline.randomness import permutation
+
+ADAM_EPS = 1e-5
+NON_FINITE_LIMIT = 3  # steps in a row
+
+Objective = Callable[[Any, Batch], Terms]
+
+
+@dataclass(frozen=True)
+class ParameterGroup:
+    """Parameters that share a peak learning rate and are clipped together."""
+
+    name: str
+    parameters: list[nn.Parameter]
+    lr: float
+
+
+class Optimizer:
+    """Adam without weight decay over a few groups, each with its own learning rate and its own gradient clipping.
+
+    `schedule` gives the factor on the peak learning rates at a step, counted from 0.
+    """
+
+    def __init__(self, groups: list[ParameterGroup], max_grad_norm: float, schedule: Callable[[int], float]):
+        self.groups = groups
+        self.max_grad_norm = max_grad_norm
+        self.schedule = schedule
+        self.steps_taken = 0
+        self.non_finite_in_a_row = 0
+        # foreach=False: one fixed order of operations on every device
+        self._adam = torch.optim.Adam(
+            [{"params": group.parameters, "lr": group.lr} for group in groups],
+            eps=ADAM_EPS,
+            weight_decay=0.0,
+            foreach=False,
+        )
+
+    def zero_grad(self) -> None:
+        """Forgets gradients."""
+        self._adam.zero_grad(set_to_none=True)
+
+    def step(self, loss: float) -> dict[str, float]:
+        """One step with the gradients at hand, unless loss or gradients are not finite; then they are thrown away.
+
+        Raises:
+            TrainingError: that happened several times in a row.
+        """
+        norms = {
+            group.name: float(nn.utils.clip_grad_norm_(group.parameters, self.max_grad_norm)) for group in self.groups
+        }
+        factor = self.schedule(self.steps_taken)
+        self.steps_taken += 1
+        stats = {f"grad_norm_{name}": norm for name, norm in norms.items()}
+        if math.isfinite(loss) and all(map(math.isfinite, norms.values())):
+            for settings, group in zip(self._adam.param_groups, self.groups, strict=True):
+                settings["lr"] = group.lr * factor
+                stats[f"lr_{group.name}"] = group.lr * factor
+            self._adam.step()
+            self.non_finite_in_a_row = 0
+        else:
+            self.non_finite_in_a_row += 1
+            if self.non_finite_in_a_row == NON_FINITE_LIMIT:
+                raise TrainingError(
+                    f"Loss or gradient was not finite {NON_FINITE_LIMIT} steps in a row (loss {loss}, gradient norms {norms}); "
+                    "no such step was taken. Lower the learning rate, or look for broken rows in the data."
+                )
+        self.zero_grad()
+        return stats | {"non_finite_steps": float(self.non_finite_in_a_row > 0)}
+
+
+def cosine_to_tenth(total_steps: int, warmup_share: float) -> Callable[[int], float]:
+    """A linear rise over the first share of the steps, then a cosine down to a tenth."""
+    warmup = math.ceil(total_steps * warmup_share)
+
+    def factor(step: int) -> float:
+        if step < warmup:
+            return (step + 1) / warmup
+        progress = (step - warmup) / max(1, total_steps - warmup)
+        return 0.1 + 0.9 * 0.5 * (1 + math.cos(math.pi * progress))
+
+    return factor
+
+
+def constant_after_warmup(warmup_steps: int) -> Callable[[int], float]:
+    """A linear rise, then 1."""
+    return lambda step: min(1.0, (step + 1) / (warmup_steps + 1))
+
+
+def accumulate(
+    model: Callable[[Batch], Any], minibatch: Batch, objective: Objective, microbatch_size: int
+) -> dict[str, float]:
+    """Gradients of the minibatch's loss, micro-batch by micro-batch; the means of its terms.
+
+    Each micro-batch gives a SUM, divided by the minibatch's number of terms: the micro-batch size changes nothing but
+    memory, speed and rounding.
+    """
+    sums: dict[str, float] = {}
+    maxima: dict[str, float] = {}
+    for _, micro in microbatches(minibatch, microbatch_size):
+        micro = micro.to(model.backbone.device)
+        terms = objective(model(micro), micro)
+        (terms.loss_sum / minibatch.num_terms).backward()
+        for name, value in terms.sums.items():
+            sums[name] = sums.get(name, 0.0) + float(value)
+        for name, value in terms.maxima.items():
+            maxima[name] = max(maxima.get(name, -math.inf), float(value))
+    return {name: value / minibatch.num_terms for name, value in sums.items()} | maxima
+
+
+@dataclass(frozen=True)
+class UpdatePlan:
+    """How often a rollout is gone through, in what pieces, and when to stop.
+
+    stop_kl: where the mean k3 between old and new policy exceeds it, that step and the rest are left out; None for never.
+    """
+
+    epochs: int
+    minibatch_size: int
+    microbatch_size: int
+    stop_kl: float | None
+
+
+def update(
+    policy: Callable[[Experience], Any],
+    optimizer: Optimizer,
+    experience: Experience,
+    objective: Objective,
+    plan: UpdatePlan,
+    seed: int,
+) -> dict[str, float]:
+    """PPO's inner loop over one rollout; means over its optimizer steps, and the largest of what ends in _max.
+
+    The first epoch takes the rows in the order in which they were evaluated, later epochs in other orders.
+    """
+    history: list[dict[str, float]] = []
+    steps = 0
+    for minibatch in _minibatches(experience, plan, seed):
+        stats = accumulate(policy, minibatch, objective, plan.microbatch_size)
+        history.append(stats)
+        if plan.stop_kl is not None and stats.get("update_k3", 0.0) > plan.stop_kl:
+            optimizer.zero_grad()
+            break
+        stats |= optimizer.step(stats["loss"])
+        steps += 1
+    planned = plan.epochs * -(-len(experience) // plan.minibatch_size)
+    return _summary(history) | {"update_steps": float(steps), "update_steps_skipped": float(planned - steps)}
+
+
+def _minibatches(experience: Experience, plan: UpdatePlan, seed: int) -> Iterator[Experience]:
+    for epoch in range(plan.epochs):
+        order = torch.arange(len(experience)) if epoch == 0 else permutation(len(experience), seed, epoch)
+        yield from experience.select(order).split(plan.minibatch_size)
+
+
+def _summary(history: list[dict[str, float]]) -> dict[str, float]:
+    summary = {"first_log_ratio_max": history[0].get("log_ratio_max", 0.0)}
+    for name in dict.fromkeys(name for stats in history for name in stats):
+        values = [stats[name] for stats in history if name in stats]
+        summary[name] = max(values) if name.endswith("_max") else sum(values) / len(values)
+    return summary
