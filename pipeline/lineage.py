@@ -1,0 +1,89 @@
+"""What a run is made of: the stage's definition in dvc.yaml, hashes, code version, hardware."""
+
+import hashlib
+import json
+import platform
+import re
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import psutil
+import torch
+from ruamel.yaml import YAML
+
+from pipeline.errors import UserError
+from pipeline.params.section import read_params
+
+TEMPLATE = re.compile(r"\$\{([\w.]+)\}")  # how dvc.yaml refers to params.yaml
+
+
+def stage_definition(name: str) -> dict[str, list[str]]:
+    """The stage's deps, outputs and parameter sections, as dvc.yaml has them."""
+    stages = YAML(typ="safe").load(Path("dvc.yaml").read_text(encoding="utf-8"))["stages"]
+    if name not in stages:
+        raise UserError(f"{name} is not a stage of dvc.yaml; it has {', '.join(stages)}.")
+    stage = stages[name]
+    outputs = [_path_of(entry) for kind in ("outs", "metrics", "plots") for entry in stage.get(kind, [])]
+    sections = [str(key).partition(".")[0] for key in stage.get("params", [])]
+    params = dict(flattened(read_params()))
+    deps = [TEMPLATE.sub(lambda found: params.get(found[1], found[0]), path) for path in stage.get("deps", [])]
+    return {"deps": deps, "outs": outputs, "params": list(dict.fromkeys(sections))}
+
+
+def _path_of(entry: str | dict) -> str:
+    return entry if isinstance(entry, str) else next(iter(entry))
+
+
+def digest(*parts: Any) -> str:
+    """A short hash of anything that JSON can hold."""
+    return hashlib.sha256(json.dumps(parts, sort_keys=True, default=str).encode()).hexdigest()[:32]
+
+
+def flattened(content: dict[str, Any], prefix: str = "") -> list[tuple[str, str]]:
+    """Nested keys joined by dots, values as text."""
+    rows = []
+    for key, value in content.items():
+        if isinstance(value, dict):
+            rows += flattened(value, f"{prefix}{key}.")
+        else:
+            rows.append((f"{prefix}{key}", str(value)))
+    return rows
+
+
+def numbers(content: dict[str, Any], prefix: str = "") -> list[tuple[str, float]]:
+    """The numbers among nested values, keys joined by dots."""
+    rows = []
+    for key, value in content.items():
+        if isinstance(value, dict):
+            rows += numbers(value, f"{prefix}{key}.")
+        elif isinstance(value, int | float):
+            rows.append((f"{prefix}{key}", float(value)))
+    return rows
+
+
+def git_tags() -> dict[str, str]:
+    """The commit, and whether tracked files differ from it."""
+
+    def ask(*words: str) -> str:
+        answer = subprocess.run(["git", *words], capture_output=True, text=True, check=False)
+        return answer.stdout.strip() if answer.returncode == 0 else ""
+
+    return {
+        "git.commit": ask("rev-parse", "HEAD"),
+        "git.dirty": str(bool(ask("status", "--porcelain", "--untracked-files=no"))).lower(),
+    }
+
+
+def hardware() -> str:
+    """The GPU, or the CPU with its number and the memory."""
+    if torch.cuda.is_available():
+        return torch.cuda.get_device_name()
+    models = [line.partition(":")[2].strip() for line in _lines("/proc/cpuinfo") if line.startswith("model name")]
+    memory = psutil.virtual_memory().total / 1024**3
+    return f"{models[0] if models else platform.machine()}, {psutil.cpu_count()} CPUs, {memory:.0f} GB"
+
+
+def _lines(path: str) -> list[str]:
+    file = Path(path)
+    return file.read_text(encoding="utf-8").splitlines() if file.is_file() else []
