@@ -1,0 +1,33 @@
+"""Opening the base for a stage: the one that `prepare` saw, or none."""
+
+import json
+
+from pipeline.backbone import Backbone, BaseIdentity
+from pipeline.base_model import fingerprint
+from pipeline.errors import BaseModelError
+from pipeline.loading import load_backbone
+from pipeline.params.base import BaseParams
+from pipeline.progress import console
+from pipeline.stage import BASE_FILE, Stage
+
+
+def open_base(stage: Stage) -> Backbone:
+    """The base without adapters.
+
+    Raises:
+        BaseModelError: it has changed since `prepare` recorded its fingerprint.
+    """
+    base = stage.params(BaseParams, "base")
+    recorded = json.loads(stage.input(str(BASE_FILE)).read_text(encoding="utf-8"))["fingerprint"]
+    present = fingerprint(stage.base_folder)
+    if present != recorded:
+        raise BaseModelError(
+            f"base.model {base.model!r} has changed since `prepare` ran (fingerprint {present[:12]}, recorded {recorded[:12]}); "
+            "run `dvc repro -f prepare` and then `dvc repro`, or put the old base back."
+        )
+    stage.tracker.set_tags({"base.fingerprint": present})
+    backbone = load_backbone(stage.base_folder, base, stage.runtime, BaseIdentity(present, len(stage.tokenizer)))
+    console.print(
+        f"{stage.name}: {base.model} base, {base.quantization}, {base.dtype} on {backbone.device}", markup=False
+    )
+    return backbone

@@ -1,0 +1,174 @@
+"""What all stages share: parameters, seeding, the verified base, tracking, and an end that tells the truth."""
+
+import os
+import resource
+import signal
+import sys
+import time
+import warnings
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from functools import cached_property
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+import transformers
+
+from pipeline.base_model import locate
+from pipeline.data.tokenization import ChatTokenizer, load_tokenizer
+from pipeline.errors import DataError, UserError
+from pipeline.files import hash_path, write_json, write_tsv
+from pipeline.lineage import digest, flattened, git_tags, hardware, numbers, stage_definition
+from pipeline.params.base import BaseParams, TokensParams
+from pipeline.params.runtime import RuntimeParams
+from pipeline.params.section import S, load_section, parse_seed, read_params
+from pipeline.progress import ProgressBar, console
+from pipeline.randomness import derive_seed, prepare_torch
+from pipeline.tracking import Tracker, find_output, start_run
+
+BASE_FILE = Path("prepared/base.json")
+VERSIONS = ("torch", "transformers", "peft", "bitsandbytes")
+
+
+@dataclass
+class Stage:
+    """One run of one stage. Its name is its name in dvc.yaml and its section in params.yaml."""
+
+    name: str
+    seed: int
+    runtime: RuntimeParams
+    tracker: Tracker
+    curves: list[dict[str, float | str]] = field(default_factory=list)
+
+    def params(self, kind: type[S], section: str | None = None) -> S:
+        """A section of params.yaml; by default the stage's own."""
+        return load_section(section or self.name, kind)
+
+    def input(self, path: str) -> Path:
+        """A file or folder that an earlier stage made.
+
+        Raises:
+            DataError: it is not there.
+        """
+        place = Path(path)
+        if not place.exists():
+            raise DataError(
+                f"{self.name} needs {path}, which is not there; run `dvc repro {self.name}`, which makes it first."
+            )
+        return place
+
+    @cached_property
+    def base_folder(self) -> Path:
+        """Where the base lies on this machine."""
+        return locate(self.params(BaseParams, "base").model)
+
+    @cached_property
+    def tokenizer(self) -> ChatTokenizer:
+        """The base's tokenizer."""
+        tokens = self.params(TokensParams, "tokens")
+        return load_tokenizer(
+            self.base_folder, tokens.max_prompt, tokens.max_response, self.params(BaseParams, "base").trust_remote_code
+        )
+
+    def progress(self, total: int) -> ProgressBar:
+        """A bar for the stage's loop."""
+        return ProgressBar(self.name, total, self.runtime.log_every)
+
+    def log(self, step: int, metrics: dict[str, float]) -> None:
+        """One step's figures, to MLflow and to the stage's curves."""
+        self.tracker.log_metrics(step, metrics)
+        self.curves.append({"step": step, **metrics})
+
+    def finish(self, metrics: dict[str, Any]) -> None:
+        """Writes metrics/<stage>.json and, where there are any, plots/<stage>.tsv."""
+        write_json(Path(f"metrics/{self.name}.json"), metrics)
+        if self.curves:
+            write_tsv(Path(f"plots/{self.name}.tsv"), self.curves)
+        self.tracker.summarize(self.name, dict(numbers(metrics)))
+
+
+def run_stage(name: str, body: Callable[[Stage], None]) -> None:
+    """Runs a stage to a true end: exit 0 and FINISHED; a line for the user, exit 1 and FAILED; or interrupted and KILLED."""
+    _quiet_libraries()
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
+    tracker = Tracker()
+    status = "FAILED"
+    started = time.monotonic()
+    try:
+        runtime = load_section("runtime", RuntimeParams)
+        seed = parse_seed(read_params())
+        definition = stage_definition(name)
+        tracker = _start_tracking(name, runtime, definition)
+        stage_seed = derive_seed(seed, name)
+        prepare_torch(stage_seed, runtime)
+        body(Stage(name, stage_seed, runtime, tracker))
+        seconds = time.monotonic() - started
+        tracker.set_tags({f"output:{path}": hash_path(Path(path)) for path in definition["outs"]})
+        peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024**2
+        tracker.log_metrics(0, {"cost.seconds": seconds, "cost.peak_memory_gb": peak})
+        console.print(f"{name}: done in {seconds:.0f} s, peak memory {peak:.1f} GB", markup=False)
+        status = "FINISHED"
+    except UserError as error:
+        console.print(f"{name}: {error}", markup=False, style="red")
+        sys.exit(1)
+    except (KeyboardInterrupt, SystemExit):
+        status = "KILLED"
+        console.print(f"{name}: stopped; nothing of this stage was kept.", markup=False)
+        raise
+    finally:
+        tracker.end(status)
+
+
+def _start_tracking(name: str, runtime: RuntimeParams, definition: dict[str, list[str]]) -> Tracker:
+    params = read_params()
+    raw = {key: value for key, value in params.items() if key != "runtime"}
+    data = str(raw.get("data", {}).get("pairs", ""))
+    inputs = {
+        path: hash_path(Path(path)) for path in definition["deps"] if not path.endswith(".py") and Path(path).exists()
+    }
+    code = [hash_path(Path(folder)) for folder in ("pipeline", "stages")]
+    tracker = start_run(
+        uri=os.environ.get("MLFLOW_TRACKING_URI") or runtime.tracking_uri,
+        experiment=runtime.experiment,
+        lock_file=Path(".work/tracking.lock"),
+        stage=name,
+        pipeline_key=digest(raw, hash_path(Path(data)) if Path(data).exists() else "", *code),
+        run_name=os.environ.get("DVC_EXP_NAME") or f"seed {raw.get('seed')}",
+        params=dict(
+            flattened({key: params[key] for key in ("seed", *definition["params"], "runtime") if key in params})
+        ),
+        parent_params=dict(flattened(raw)),
+        tags={
+            "dvc.stage": name,
+            "dvc.experiment": os.environ.get("DVC_EXP_NAME", ""),
+            **git_tags(),
+            **{f"version.{package}": version(package) for package in VERSIONS},
+            "hardware": hardware(),
+            **{f"input:{path}": value for path, value in inputs.items()},
+        },
+    )
+    _link_upstream(tracker, inputs)
+    return tracker
+
+
+def _link_upstream(tracker: Tracker, inputs: dict[str, str]) -> None:
+    """Names the run that made each input, and says where that was done with other versions."""
+    for path, content_hash in inputs.items():
+        maker = find_output(tracker, path, content_hash)
+        if maker is None:
+            continue
+        tracker.set_tags({f"upstream:{path}": maker.info.run_id})
+        for package in VERSIONS:
+            then, now = maker.data.tags.get(f"version.{package}"), version(package)
+            if then != now:
+                console.print(
+                    f"{path} was made with {package} {then}, this stage runs with {now}.", markup=False, style="yellow"
+                )
+
+
+def _quiet_libraries() -> None:
+    """Libraries' bars and warnings would bury our own lines. Their errors still come through."""
+    transformers.logging.set_verbosity_error()
+    transformers.logging.disable_progress_bar()
+    warnings.filterwarnings("ignore", module=r"(torch|transformers|peft|bitsandbytes|mlflow)(\..*)?")

@@ -1,0 +1,83 @@
+"""Stages reward and judge: an adapter that starts as a copy of sft, and a scalar head, trained on preference pairs.
+
+`judge` is the same work on other pairs with another seed; only `evaluate` reads it, PPO never does.
+"""
+
+import sys
+from pathlib import Path
+
+import torch
+
+from pipeline.baselines import bag_of_words_accuracy, length_accuracy
+from pipeline.comparison import gaps
+from pipeline.data.examples import comparisons, demonstrations, epochs_of, steps_in
+from pipeline.data.prepared import read_pairs
+from pipeline.heads import ScalarHead
+from pipeline.objectives.offline import bradley_terry
+from pipeline.offline import train_offline
+from pipeline.opening import open_base
+from pipeline.params.reward import RewardParams
+from pipeline.roles import RewardModel
+from pipeline.stage import Stage, run_stage
+from pipeline.statistics import pair_accuracy
+from pipeline.update import Optimizer, ParameterGroup, cosine_to_tenth
+from pipeline.weights import save_head
+
+
+def reward(stage: Stage) -> None:
+    """Writes artifacts/NAME, metrics/NAME.json, plots/NAME.tsv; NAME is reward or judge."""
+    cfg = stage.params(RewardParams)
+    pairs, kept, counts = comparisons(
+        read_pairs(stage.input(f"prepared/{stage.name}.jsonl")), stage.tokenizer, cfg.cut_pairs
+    )
+    watched, watched_kept, _ = comparisons(
+        read_pairs(stage.input("prepared/development.jsonl")), stage.tokenizer, cfg.cut_pairs
+    )
+    anchors, _ = demonstrations(read_pairs(stage.input("prepared/sft.jsonl")), stage.tokenizer)
+    backbone = open_base(stage)
+    backbone.load_adapter(stage.name, stage.input("artifacts/sft"))
+    head = ScalarHead(backbone.hidden_size, std=(backbone.hidden_size + 1) ** -0.5).to(backbone.device)
+    model = RewardModel(backbone, stage.name, head)
+
+    steps = steps_in(pairs, cfg.batch_size, cfg.epochs)
+    groups = [
+        ParameterGroup("adapter", backbone.train(stage.name), cfg.lr),
+        ParameterGroup("head", [head.linear.weight], cfg.head_lr),
+    ]
+    with stage.progress(steps) as bar:
+
+        def log(step: int, stats: dict[str, float]) -> None:
+            stage.log(step, stats)
+            bar.advance(step, loss=stats["loss"], accuracy=stats["accuracy"])
+
+        train_offline(
+            model,
+            epochs_of(pairs, cfg.batch_size, cfg.epochs, stage.seed),
+            Optimizer(groups, cfg.max_grad_norm, cosine_to_tenth(steps, cfg.warmup_share)),
+            lambda scores, _: bradley_terry(*scores),
+            stage.runtime.microbatch_size,
+            dropout=True,
+            log=log,
+        )
+    # The loss knows only differences; the shift makes 0 the mean score of the answers that SFT was trained on.
+    with torch.no_grad():
+        head.linear.bias -= model.score_all(anchors, stage.runtime.microbatch_size).mean()
+    folder = Path(f"artifacts/{stage.name}")
+    backbone.save_adapter(stage.name, folder)
+    save_head(head, folder)
+    gaps_B = gaps(model, watched, stage.runtime.microbatch_size)
+    stage.finish(
+        {
+            "development_accuracy": pair_accuracy(gaps_B),
+            "development_accuracy_length_alone": length_accuracy(kept, watched_kept),
+            "development_accuracy_bag_of_words": bag_of_words_accuracy(kept, watched_kept),
+            "development_gap": float(gaps_B.mean()),
+            "development_pairs": len(watched),
+            "steps": steps,
+            "data": counts,
+        }
+    )
+
+
+if __name__ == "__main__":
+    run_stage(sys.argv[1] if len(sys.argv) > 1 else "reward", reward)

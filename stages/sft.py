@@ -1,0 +1,64 @@
+"""Stage sft: a LoRA adapter on the frozen base, trained on the chosen answers. It is the reference ever after."""
+
+from pathlib import Path
+
+import torch
+
+from pipeline.batch import Sequences, map_rows
+from pipeline.data.examples import demonstrations, epochs_of, steps_in
+from pipeline.data.prepared import read_pairs
+from pipeline.objectives.offline import sft as sft_objective
+from pipeline.offline import train_offline
+from pipeline.opening import open_base
+from pipeline.params.base import LoraParams
+from pipeline.params.sft import SFTParams
+from pipeline.roles import Policy
+from pipeline.stage import Stage, run_stage
+from pipeline.update import Optimizer, ParameterGroup, cosine_to_tenth
+
+
+def sft(stage: Stage) -> None:
+    """Writes artifacts/sft, metrics/sft.json, plots/sft.tsv."""
+    cfg = stage.params(SFTParams)
+    rows, counts = demonstrations(read_pairs(stage.input("prepared/sft.jsonl")), stage.tokenizer)
+    watched, _ = demonstrations(read_pairs(stage.input("prepared/development.jsonl")), stage.tokenizer)
+    backbone = open_base(stage)
+    backbone.add_adapter("sft", stage.params(LoraParams, "lora"))
+    model = Policy(backbone, "sft", temperature=1.0, logprob_chunk=stage.runtime.logprob_chunk)
+    before = loss_on(model, watched, stage.runtime.microbatch_size)
+
+    steps = steps_in(rows, cfg.batch_size, cfg.epochs)
+    optimizer = Optimizer(
+        [ParameterGroup("adapter", backbone.train("sft"), cfg.lr)],
+        cfg.max_grad_norm,
+        cosine_to_tenth(steps, cfg.warmup_share),
+    )
+    with stage.progress(steps) as bar:
+
+        def log(step: int, stats: dict[str, float]) -> None:
+            stage.log(step, stats)
+            bar.advance(step, loss=stats["loss"])
+
+        train_offline(
+            model,
+            epochs_of(rows, cfg.batch_size, cfg.epochs, stage.seed),
+            optimizer,
+            lambda output, batch: sft_objective(output.logprobs_BR, batch.response_mask_BR),
+            stage.runtime.microbatch_size,
+            dropout=True,
+            log=log,
+        )
+    after = loss_on(model, watched, stage.runtime.microbatch_size)
+    backbone.save_adapter("sft", Path("artifacts/sft"))
+    stage.finish({"development_loss": after, "development_loss_before": before, "steps": steps, "data": counts})
+
+
+def loss_on(model: Policy, rows: Sequences, microbatch_size: int) -> float:
+    """Negative log-likelihood per response token."""
+    with model.backbone.inference():
+        (logprobs_BR,) = map_rows(lambda batch: (model(batch).logprobs_BR,), rows, microbatch_size)
+    return -float(torch.where(rows.response_mask_BR, logprobs_BR, 0).sum()) / rows.num_terms
+
+
+if __name__ == "__main__":
+    run_stage("sft", sft)

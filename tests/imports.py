@@ -1,0 +1,62 @@
+"""What the project's modules import, read from their source."""
+
+import ast
+import sys
+from pathlib import Path
+
+ROOT = Path(__file__).parent.parent
+
+
+def module_path(module: str) -> Path | None:
+    """The project file of a dotted module name, relative to the root; None where it is not ours."""
+    for candidate in (Path(*module.split(".")).with_suffix(".py"), Path(*module.split(".")) / "__init__.py"):
+        if (ROOT / candidate).is_file():
+            return candidate
+    return None
+
+
+def direct_imports(file: Path) -> set[Path]:
+    """Our own modules that a file imports, wherever in the file, with the packages they are in."""
+    found: set[Path] = set()
+    for node in ast.walk(ast.parse((ROOT / file).read_text(encoding="utf-8"))):
+        names: list[str] = []
+        if isinstance(node, ast.Import):
+            names = [alias.name for alias in node.names]
+        elif isinstance(node, ast.ImportFrom) and node.module and not node.level:
+            names = [node.module, *(f"{node.module}.{alias.name}" for alias in node.names)]
+        for name in names:
+            parts = name.split(".")
+            found |= {path for size in range(1, len(parts) + 1) if (path := module_path(".".join(parts[:size])))}
+    # the packages that a module is in run before it
+    found |= {parent / "__init__.py" for parent in file.parents if (ROOT / parent / "__init__.py").is_file()}
+    return found - {file}
+
+
+def closure(file: Path) -> set[Path]:
+    """All our modules that a file needs, itself included."""
+    seen: set[Path] = set()
+    waiting = [file]
+    while waiting:
+        current = waiting.pop()
+        if current not in seen:
+            seen.add(current)
+            waiting += direct_imports(current)
+    return seen
+
+
+def stage_file(name: str) -> Path:
+    """The file that a DVC stage runs."""
+    return Path("stages/reward.py" if name == "judge" else f"stages/{name}.py")
+
+
+# Modules that cannot change a stage's output bytes: they raise, report or draw.
+EXEMPT = {Path("pipeline/errors.py"), Path("pipeline/tracking.py"), Path("pipeline/progress.py")}
+
+
+def code_deps(stage: str) -> list[str]:
+    """The code that a stage must name in dvc.yaml."""
+    return sorted(path.as_posix() for path in closure(stage_file(stage)) - EXEMPT)
+
+
+if __name__ == "__main__":
+    print("\n".join(f"      - {path}" for path in code_deps(sys.argv[1])))

@@ -1,0 +1,172 @@
+"""The layout that the design fixes: layers, sizes of stages, and dvc.yaml's lists against the imports."""
+
+from pathlib import Path, PurePosixPath
+
+import pytest
+from imports import EXEMPT, ROOT, code_deps, direct_imports
+from ruamel.yaml import YAML
+
+from pipeline.params.check import SECTIONS
+
+# From the top down; a module may import its own layer and those below it.
+LAYERS = [
+    ["stages"],
+    [
+        "pipeline.online",
+        "pipeline.offline",
+        "pipeline.comparison",
+        "pipeline.stage",
+        "pipeline.opening",
+        "pipeline.summary",
+    ],
+    ["pipeline.rollout", "pipeline.evaluation", "pipeline.update", "pipeline.algorithms", "pipeline.samples"],
+    [
+        "pipeline.objectives",
+        "pipeline.advantages",
+        "pipeline.roles",
+        "pipeline.backbone",
+        "pipeline.loading",
+        "pipeline.heads",
+        "pipeline.weights",
+        "pipeline.lora",
+        "pipeline.quantization",
+        "pipeline.base_model",
+        "pipeline.tiny",
+        "pipeline.data",
+        "pipeline.baselines",
+        "pipeline.statistics",
+        "pipeline.lineage",
+        "pipeline.tracking",
+    ],
+    [
+        "pipeline.tensors",
+        "pipeline.batch",
+        "pipeline.randomness",
+        "pipeline.params",
+        "pipeline.files",
+        "pipeline.progress",
+    ],
+    ["pipeline.errors", "pipeline.__init__"],
+]
+MODULES = sorted(path.relative_to(ROOT) for folder in ("pipeline", "stages") for path in (ROOT / folder).rglob("*.py"))
+DVC = YAML(typ="safe").load((ROOT / "dvc.yaml").read_text(encoding="utf-8"))
+STAGES = DVC["stages"]
+
+
+def layer(file: Path) -> int:
+    """The number of a module's layer, 0 at the top."""
+    module = ".".join(file.with_suffix("").parts)
+    for number, names in enumerate(LAYERS):
+        if any(module == name or module.startswith(f"{name}.") for name in names):
+            return number
+    raise AssertionError(f"{file} is in no layer; give it one in {Path(__file__).name}")
+
+
+@pytest.mark.parametrize("file", MODULES, ids=str)
+def test_imports_go_downward_only(file: Path) -> None:
+    for imported in direct_imports(file):
+        assert layer(imported) >= layer(file), f"{file} imports {imported}, which is above it"
+
+
+def test_no_module_imports_itself_in_a_circle() -> None:
+    graph = {file: direct_imports(file) for file in MODULES}
+    finished: set[Path] = set()
+
+    def visit(file: Path, trail: tuple[Path, ...]) -> None:
+        assert file not in trail, " -> ".join(map(str, (*trail, file)))
+        if file not in finished:
+            for imported in graph[file]:
+                visit(imported, (*trail, file))
+            finished.add(file)
+
+    for file in MODULES:
+        visit(file, ())
+
+
+@pytest.mark.parametrize("file", [file for file in MODULES if file.parts[0] == "stages"], ids=str)
+def test_stages_are_short(file: Path) -> None:
+    assert len((ROOT / file).read_text(encoding="utf-8").splitlines()) < 100
+
+
+def test_mlflow_is_imported_in_one_place() -> None:
+    users = [
+        file
+        for file in MODULES
+        if "import mlflow" in (ROOT / file).read_text() or "from mlflow" in (ROOT / file).read_text()
+    ]
+    assert users == [Path("pipeline/tracking.py")]
+
+
+def test_the_optimizer_steps_in_one_place() -> None:
+    users = [
+        file
+        for file in MODULES
+        if "_adam.step()" in (ROOT / file).read_text() or "optimizer.step()" in (ROOT / file).read_text()
+    ]
+    assert users == [Path("pipeline/update.py")]
+
+
+@pytest.mark.parametrize("stage", STAGES)
+def test_deps_are_the_imports(stage: str) -> None:
+    listed = sorted(dep for dep in STAGES[stage]["deps"] if dep.endswith(".py"))
+    assert listed == code_deps(stage), f"put the output of `python -m tests.imports {stage}` into dvc.yaml"
+
+
+def test_editing_ppo_does_not_rerun_sft() -> None:
+    for file in (
+        "pipeline/online.py",
+        "pipeline/algorithms.py",
+        "pipeline/params/ppo.py",
+        "pipeline/objectives/online.py",
+    ):
+        assert file in STAGES["ppo"]["deps"]
+        assert file not in STAGES["sft"]["deps"] + STAGES["reward"]["deps"]
+
+
+def test_exempt_modules_exist() -> None:
+    assert all((ROOT / file).is_file() for file in EXEMPT)
+
+
+def outputs(stage: str) -> list[str]:
+    """All paths that a stage writes."""
+    entries = [entry for kind in ("outs", "metrics", "plots") for entry in STAGES[stage].get(kind, [])]
+    return [entry if isinstance(entry, str) else next(iter(entry)) for entry in entries]
+
+
+def test_no_output_lies_in_another() -> None:
+    """Report iterative/dvc#8974: a metrics file inside a tracked folder breaks repro and experiments."""
+    paths = [PurePosixPath(path) for stage in STAGES for path in outputs(stage)]
+    assert len(paths) == len(set(paths))
+    for path in paths:
+        assert not set(path.parents) & set(paths), f"{path} lies in another output"
+
+
+def test_metrics_stay_in_git() -> None:
+    for stage in STAGES.values():
+        assert all(settings == {"cache": False} for entry in stage["metrics"] for settings in entry.values())
+
+
+def test_every_input_is_made_by_a_stage_or_is_the_data() -> None:
+    made = {path for stage in STAGES for path in outputs(stage)}
+    for stage in STAGES.values():
+        for dep in stage["deps"]:
+            assert dep.endswith(".py") or dep in made or dep == "${data.pairs}"
+
+
+def test_ppo_never_sees_the_judge() -> None:
+    readers = [name for name, stage in STAGES.items() if "artifacts/judge" in stage["deps"]]
+    assert readers == ["evaluate"]
+    assert "prepared/judge.jsonl" not in STAGES["ppo"]["deps"] + STAGES["reward"]["deps"] + STAGES["sft"]["deps"]
+
+
+def test_stages_track_their_own_section_and_never_runtime() -> None:
+    for name, stage in STAGES.items():
+        sections = {key.partition(".")[0] for key in stage["params"]}
+        assert sections <= {*SECTIONS, "seed"} - {"runtime"}
+        assert ("data" if name == "prepare" else name) in sections
+
+
+def test_plots_name_their_axes() -> None:
+    for plot in DVC["plots"]:
+        for settings in plot.values():
+            assert settings["x_label"] and settings["y_label"] and set(settings["y"])
