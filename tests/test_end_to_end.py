@@ -1,0 +1,203 @@
+"""`dvc repro` on the smoke recipe in a temporary clone: the whole chain, twice, and what bad input gets."""
+
+import contextlib
+import json
+import os
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from conftest import ROOT
+from mlflow.tracking import MlflowClient
+from ruamel.yaml import YAML
+
+ENVIRONMENT = os.environ | {"PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}", "COLUMNS": "200"}
+ARTIFACTS = ("sft", "reward", "judge", "policy", "evaluation")
+
+
+def run(folder: Path, *words: str, **environment: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(words, cwd=folder, env=ENVIRONMENT | environment, capture_output=True, text=True, check=False)
+
+
+@contextlib.contextmanager
+def edited(folder: Path, changes: dict[str, object]) -> Iterator[None]:
+    """params.yaml with other values at dotted keys, for a while."""
+    file = folder / "params.yaml"
+    original = file.read_text(encoding="utf-8")
+    yaml = YAML()
+    content = yaml.load(original)
+    for key, value in changes.items():
+        *parents, last = key.split(".")
+        section = content
+        for parent in parents:
+            section = section[parent]
+        section[last] = value
+    yaml.dump(content, file)
+    try:
+        yield
+    finally:
+        file.write_text(original, encoding="utf-8")
+
+
+def clone_to(folder: Path) -> Path:
+    """The working tree as it is, as a repository of its own on the smoke recipe."""
+    listed = subprocess.run(
+        ["git", "ls-files", "--cached", "--others", "--exclude-standard"],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    for name in listed.stdout.splitlines():
+        if (ROOT / name).is_file() and name != "dvc.lock" and not name.startswith(("metrics/", "plots/")):
+            (folder / name).parent.mkdir(parents=True, exist_ok=True)
+            shutil.copy2(ROOT / name, folder / name)
+    shutil.copy2(ROOT / "recipes" / "smoke.yaml", folder / "params.yaml")
+    for words in (
+        ["init", "-q"],
+        ["add", "-A"],
+        ["-c", "user.name=t", "-c", "user.email=t@t", "commit", "-qm", "start"],
+    ):
+        subprocess.run(["git", *words], cwd=folder, check=True)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def finished(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, str]:
+    """A clone in which the chain has run once, and what it printed."""
+    folder = clone_to(tmp_path_factory.mktemp("clone"))
+    done = run(folder, "dvc", "repro")
+    assert done.returncode == 0, done.stdout + done.stderr
+    return folder, done.stdout
+
+
+def output_hashes(folder: Path) -> dict[str, str]:
+    """path -> hash of every output, as dvc.lock has them."""
+    lock = YAML(typ="safe").load(folder / "dvc.lock")
+    return {out["path"]: out["md5"] for stage in lock["stages"].values() for out in stage["outs"]}
+
+
+def test_every_stage_leaves_what_it_should(finished: tuple[Path, str]) -> None:
+    folder, printed = finished
+    for name in ARTIFACTS:
+        assert (folder / "artifacts" / name).is_dir()
+    metrics = json.loads((folder / "metrics/evaluate.json").read_text())
+    assert metrics["sft"]["kl_per_sequence_k1"] == 0
+    assert 0 <= metrics["policy"]["win_rate_judge"]["low"] <= metrics["policy"]["win_rate_judge"]["mean"] <= 1
+    prepared = json.loads((folder / "metrics/prepare.json").read_text())
+    assert prepared["prompts_in_two_parts"] == 0
+    assert sum(prepared["prompts"].values()) == 120
+    curve = (folder / "plots/ppo.tsv").read_text().splitlines()
+    assert len(curve) == 4
+    first = dict(zip(curve[0].split("\t"), curve[1].split("\t"), strict=True))
+    assert float(first["kl_per_sequence_k1"]) == 0 and float(first["first_log_ratio_max"]) == 0
+    assert "score" in printed and "KL" in printed and "loss" in printed
+
+
+def test_nothing_is_left_that_names_this_machine(finished: tuple[Path, str]) -> None:
+    folder, _ = finished
+    for tree in ("artifacts", "metrics", "plots", "prepared"):
+        for file in (folder / tree).rglob("*"):
+            if file.is_file():
+                assert str(folder).encode() not in file.read_bytes(), file
+
+
+def test_mlflow_has_the_parent_its_children_and_their_lineage(finished: tuple[Path, str]) -> None:
+    folder, _ = finished
+    client = MlflowClient(f"sqlite:///{folder}/mlflow.db")
+    runs = {
+        run.info.run_name: run for run in client.search_runs([client.get_experiment_by_name("solo-rlhf").experiment_id])
+    }
+    assert set(runs) == {"seed 17", "prepare", "sft", "reward", "judge", "ppo", "evaluate"}
+    assert {run.info.status for run in runs.values()} == {"FINISHED"}
+    parent = runs.pop("seed 17")
+    assert {run.data.tags["mlflow.parentRunId"] for run in runs.values()} == {parent.info.run_id}
+    tags = runs["ppo"].data.tags
+    assert tags["upstream:artifacts/sft"] == runs["sft"].info.run_id
+    assert tags["upstream:artifacts/reward"] == runs["reward"].info.run_id
+    assert tags["input:artifacts/sft"] == runs["sft"].data.tags["output:artifacts/sft"]
+    assert len(client.get_metric_history(runs["ppo"].info.run_id, "score_mean")) == 3
+    assert runs["ppo"].data.params["ppo.kl_coef"] == "0.02"
+    assert "evaluate.policy.win_rate_judge.mean" in parent.data.metrics
+    samples = [item.path for item in client.list_artifacts(runs["ppo"].info.run_id, "samples")]
+    assert samples == ["samples/step_0000.json", "samples/step_0002.json"]
+
+
+def test_the_table_is_printed(finished: tuple[Path, str]) -> None:
+    folder, _ = finished
+    table = run(folder, sys.executable, "-m", "pipeline.summary")
+    assert table.returncode == 0
+    for word in ("base", "SFT", "policy", "wins (judge)", "make ui"):
+        assert word in table.stdout
+
+
+def test_a_second_repro_does_nothing(finished: tuple[Path, str]) -> None:
+    folder, _ = finished
+    again = run(folder, "dvc", "repro")
+    assert again.returncode == 0
+    assert "Running stage" not in again.stdout
+    assert "up to date" in again.stdout
+
+
+def test_runtime_parameters_rerun_nothing(finished: tuple[Path, str]) -> None:
+    folder, _ = finished
+    with edited(folder, {"runtime.log_every": 7, "runtime.microbatch_size": 8}):
+        assert "up to date" in run(folder, "dvc", "repro", "--dry").stdout
+
+
+def test_a_ppo_parameter_reruns_ppo_and_nothing_before_it(finished: tuple[Path, str]) -> None:
+    folder, _ = finished
+    with edited(folder, {"ppo.kl_coef": 0.05}):
+        planned = run(folder, "dvc", "repro", "--dry").stdout
+    # evaluate follows only if the policy comes out differently, which a dry run cannot know
+    assert [line.split("'")[1] for line in planned.splitlines() if line.startswith("Running stage")] == ["ppo"]
+
+
+def test_forced_again_everything_has_the_same_hash(finished: tuple[Path, str]) -> None:
+    folder, _ = finished
+    before = output_hashes(folder)
+    forced = run(folder, "dvc", "repro", "--force")
+    assert forced.returncode == 0, forced.stdout + forced.stderr
+    assert forced.stdout.count("Running stage") == 6
+    assert output_hashes(folder) == before
+    assert len(before) == 24
+
+
+@pytest.mark.parametrize(
+    ("stage", "changes", "message"),
+    [
+        ("prepare", {"ppo.clip": 3.0}, "ppo.clip is 3.0 but must be less than 1"),
+        ("prepare", {"ppo.cliip": 0.2}, "ppo.cliip is not a parameter; did you mean ppo.clip?"),
+        ("prepare", {"base.model": "/no/model"}, "base.model is '/no/model' but that folder does not exist"),
+        ("prepare", {"data.pairs": "data/nothing.jsonl"}, "data.pairs is 'data/nothing.jsonl' but there is no such file"),
+        ("ppo", {"ppo.rollout_size": 64, "ppo.minibatch_size": 16}, "ppo.rollout_size is 64 but the part ppo has 18 prompts, fewer than one batch"),
+        ("sft", {"base.model": "embedded"}, "has changed since `prepare` ran"),
+        ("reward", {"reward.cut_pairs": "drop", "tokens.max_response": 2}, "none is left"),
+    ],
+    ids=["range", "unknown", "no base", "no data", "few prompts", "other base", "no pairs"],
+)  # fmt: skip
+def test_bad_input_gets_one_line(finished: tuple[Path, str], stage: str, changes: dict, message: str) -> None:
+    folder, _ = finished
+    with edited(folder, changes):
+        failed = run(
+            folder, sys.executable, "-m", f"stages.{stage}", MLFLOW_TRACKING_URI="sqlite:////proc/nothing/mlflow.db"
+        )
+    assert failed.returncode == 1
+    assert "Traceback" not in failed.stdout + failed.stderr
+    assert message in failed.stdout
+    complaint = [line for line in failed.stdout.splitlines() if line.startswith(f"{stage}:")]
+    assert len(complaint) == 1
+
+
+def test_a_failed_stage_is_failed_in_mlflow(finished: tuple[Path, str]) -> None:
+    folder, _ = finished
+    with edited(folder, {"ppo.rollout_size": 64}):
+        assert run(folder, sys.executable, "-m", "stages.ppo").returncode == 1
+    client = MlflowClient(f"sqlite:///{folder}/mlflow.db")
+    newest = client.search_runs(
+        [client.get_experiment_by_name("solo-rlhf").experiment_id], order_by=["attributes.start_time DESC"]
+    )
+    assert (newest[0].info.run_name, newest[0].info.status) == ("ppo", "FAILED")
