@@ -21,6 +21,7 @@ setup: .venv/.complete
 	@touch $@
 
 repro: setup
+	@python -m pipeline.preflight
 	dvc repro
 	@python -m pipeline.summary
 

@@ -29,7 +29,7 @@ def main() -> None:
     runtime = load_section("runtime", RuntimeParams, "recipes/demo.yaml")
     torch.set_num_threads(runtime.threads)
     base = load_section("base", BaseParams, "recipes/demo.yaml")
-    backbone = load_backbone(locate("embedded"), base, runtime, BaseIdentity("benchmark", 1))
+    backbone = load_backbone(locate("embedded"), base, runtime, BaseIdentity("benchmark", 1, "tiny"))
     backbone.add_adapter("sft", load_section("lora", LoraParams, "recipes/demo.yaml"))
     backbone.train("sft")
     policy = Policy(backbone, "sft", 1.0, runtime.logprob_chunk)

@@ -25,10 +25,15 @@ from pipeline.weights import CONFIG, ORIGIN, WEIGHTS, hash_tensors, read_json, r
 
 @dataclass(frozen=True)
 class BaseIdentity:
-    """What an adapter was made on: the base's fingerprint and the tokenizer's length."""
+    """What an adapter is made on.
+
+    name, revision: what others may call it; no path of this machine.
+    """
 
     fingerprint: str
     tokenizer_length: int
+    name: str
+    revision: str | None = None
 
 
 class Backbone:
@@ -39,14 +44,12 @@ class Backbone:
         causal: PreTrainedModel,
         device: torch.device,
         identity: BaseIdentity,
-        base_name: str,
         checkpointing: bool = False,
     ):
         self.causal = causal
         self.decoder = causal.base_model
         self.device = device
         self.identity = identity
-        self.base_name = base_name
         self.head_VH: Tensor = causal.get_output_embeddings().weight
         self.hidden_size: int = self.head_VH.shape[1]
         self._peft: PeftModel | None = None
@@ -59,11 +62,6 @@ class Backbone:
         self._check_output_head()
 
     # --- adapters ---
-
-    @property
-    def adapters(self) -> list[str]:
-        """Names of the adapters that are loaded."""
-        return sorted(self._peft.peft_config) if self._peft is not None else []
 
     def add_adapter(self, name: str, params: LoraParams) -> None:
         """A new adapter: A random, B zero, so that at first it changes nothing."""
@@ -117,7 +115,11 @@ class Backbone:
         save_file(dict(sorted(tensors.items())), folder / WEIGHTS, metadata={"format": "pt"})
         # PEFT itself writes a set in random order and the base's absolute path.
         settings: dict[str, Any] = self._peft.peft_config[name].to_dict()
-        settings |= {"base_model_name_or_path": self.base_name, "inference_mode": True, "revision": None}
+        settings |= {
+            "base_model_name_or_path": self.identity.name,
+            "revision": self.identity.revision,
+            "inference_mode": True,
+        }
         settings = {key: sorted(value) if isinstance(value, set) else value for key, value in settings.items()}
         write_json(folder / CONFIG, settings)
         origin = {"base_fingerprint": self.identity.fingerprint, "tokenizer_length": self.identity.tokenizer_length}
@@ -130,9 +132,7 @@ class Backbone:
 
     def adapter_parameters(self, name: str) -> list[nn.Parameter]:
         """The adapter's parameters, in a fixed order."""
-        return [
-            parameter for key, parameter in self.causal.named_parameters() if f".{name}." in key and ".lora_" in key
-        ]
+        return [parameter for key, parameter in self.causal.named_parameters() if _belongs_to(key, name)]
 
     def adapter_hash(self, name: str) -> str:
         """SHA-256 of the adapter's values."""
@@ -148,18 +148,21 @@ class Backbone:
         Raises:
             TrainingError: the adapter has no parameters.
         """
+        parameters = self.adapter_parameters(name)
+        if not parameters:
+            raise TrainingError(f"There is no adapter {name} to train, or it has no parameters.")
         self._trainable = name
         self.activate(name)
         self._say_what_is_trainable()
-        parameters = self.adapter_parameters(name)
-        if not parameters:
-            raise TrainingError(f"The adapter {name} has no parameters: lora.targets matched no layer of the base.")
         return parameters
 
     def activate(self, name: str | None) -> None:
         """Switches to an adapter, or with None to the raw base. What is trainable does not change."""
-        if name == self._active or self._peft is None:
+        if name == self._active:
             return
+        assert self._peft is not None and (name is None or name in self._peft.peft_config), (
+            f"there is no adapter {name}"
+        )
         if name is None:
             self._peft.base_model.disable_adapter_layers()
         else:
@@ -178,26 +181,28 @@ class Backbone:
     @contextlib.contextmanager
     def training(self, dropout: bool) -> Iterator[None]:
         """Train mode, in which gradient checkpointing works, with or without the adapter's dropout; restored after."""
-        was_training = self.causal.training
-        self.causal.train()
-        quiet = [] if dropout else [module for module in self.causal.modules() if isinstance(module, nn.Dropout)]
-        for module in quiet:
-            module.eval()
-        try:
+        with self._modes_restored():
+            self.causal.train()
+            for module in self.causal.modules():
+                if isinstance(module, nn.Dropout) and not dropout:
+                    module.eval()
             yield
-        finally:
-            self.causal.train(was_training)
 
     @contextlib.contextmanager
     def inference(self) -> Iterator[None]:
         """Eval mode without gradients: no dropout, no checkpointing; restored after."""
-        was_training = self.causal.training
-        self.causal.eval()
+        with self._modes_restored(), torch.no_grad():
+            self.causal.eval()
+            yield
+
+    @contextlib.contextmanager
+    def _modes_restored(self) -> Iterator[None]:
+        before = [(module, module.training) for module in self.causal.modules()]
         try:
-            with torch.no_grad():
-                yield
+            yield
         finally:
-            self.causal.train(was_training)
+            for module, training in before:
+                module.training = training
 
     def hidden(self, tokens_BT: Tensor, attention_mask_BT: Tensor) -> Tensor:
         """Last hidden states, after the final norm, under the active adapter; [B, T, H]."""
@@ -226,10 +231,15 @@ class Backbone:
     # --- inside ---
 
     def _attach(self, name: str, config: LoraConfig) -> None:
-        if self._peft is None:
-            self._peft = get_peft_model(self.causal, config, adapter_name=name)
-        else:
-            self._peft.add_adapter(name, config)
+        try:
+            if self._peft is None:
+                self._peft = get_peft_model(self.causal, config, adapter_name=name)
+            else:
+                self._peft.add_adapter(name, config)
+        except ValueError as error:  # PEFT found no layer of these names
+            raise BaseModelError(
+                f"lora.targets does not fit this base: {' '.join(str(error).split())[:200]}"
+            ) from error
         replace_forwards(self.causal)
         for module in self.causal.modules():
             if isinstance(module, nn.ParameterDict | nn.ModuleDict) and name in module:

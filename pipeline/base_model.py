@@ -57,6 +57,14 @@ def locate(spec: str) -> Path:
     return folder
 
 
+def public_name(spec: str) -> tuple[str, str | None]:
+    """What `base.model` names, without any path of this machine: a name, and a revision where there is one."""
+    if spec.startswith("hf://"):
+        repository, _, revision = spec.removeprefix("hf://").partition("@")
+        return repository, revision
+    return Path(spec).name, None
+
+
 def fingerprint(folder: Path) -> str:
     """SHA-256 over a base's weights, configuration and tokenizer; the same for equal models wherever they lie."""
     digest = hashlib.sha256()
@@ -80,7 +88,7 @@ def cache_folder() -> Path:
 
 
 def _from_hub(spec: str) -> Path:
-    repository, _, revision = spec.removeprefix("hf://").partition("@")
+    repository, revision = public_name(spec)
     try:
         return Path(huggingface_hub.snapshot_download(repository, revision=revision, allow_patterns=HUB_FILES))
     except (HfHubHTTPError, LocalEntryNotFoundError, HFValidationError, OSError) as error:

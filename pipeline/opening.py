@@ -3,7 +3,7 @@
 import json
 
 from pipeline.backbone import Backbone, BaseIdentity
-from pipeline.base_model import fingerprint
+from pipeline.base_model import fingerprint, public_name
 from pipeline.errors import BaseModelError
 from pipeline.loading import load_backbone
 from pipeline.params.base import BaseParams
@@ -26,7 +26,9 @@ def open_base(stage: Stage) -> Backbone:
             "run `dvc repro -f prepare` and then `dvc repro`, or put the old base back."
         )
     stage.tracker.set_tags({"base.fingerprint": present})
-    backbone = load_backbone(stage.base_folder, base, stage.runtime, BaseIdentity(present, len(stage.tokenizer)))
+    backbone = load_backbone(
+        stage.base_folder, base, stage.runtime, BaseIdentity(present, len(stage.tokenizer), *public_name(base.model))
+    )
     console.print(
         f"{stage.name}: {base.model} base, {base.quantization}, {base.dtype} on {backbone.device}", markup=False
     )

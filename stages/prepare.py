@@ -6,7 +6,7 @@ Everything here happens before any weight is loaded, so that faults in parameter
 import json
 from pathlib import Path
 
-from pipeline.base_model import fingerprint
+from pipeline.base_model import fingerprint, public_name
 from pipeline.data.intake import read_all, report_rejects
 from pipeline.data.prepared import write_pairs
 from pipeline.data.records import prompt_key
@@ -35,8 +35,8 @@ def prepare(stage: Stage) -> None:
         write_pairs(folder / f"{part}.jsonl", parts[part])
     rejects = [json.dumps(row, ensure_ascii=False) + "\n" for row in intake.reject_rows()]
     Path(folder / "rejects.jsonl").write_text("".join(rejects), encoding="utf-8")
-    model = stage.params(BaseParams, "base").model
-    write_json(BASE_FILE, {"model": model, "fingerprint": fingerprint(stage.base_folder)})
+    name, revision = public_name(stage.params(BaseParams, "base").model)
+    write_json(BASE_FILE, {"name": name, "revision": revision, "fingerprint": fingerprint(stage.base_folder)})
 
     prompts = {part: {prompt_key(pair.prompt) for pair in parts[part]} for part in PARTS}
     tokenizer = stage.tokenizer

@@ -87,7 +87,7 @@ def make_backbone(tiny_folders: Callable[..., Path]) -> Callable[..., Backbone]:
         folder = tiny_folders(family, **(overrides or {}))
         torch.manual_seed(0)
         params = base_params(quantization=quantization, dtype=dtype)
-        backbone = load_backbone(folder, params, runtime(**runtime_changes), BaseIdentity("f" * 64, 259))
+        backbone = load_backbone(folder, params, runtime(**runtime_changes), BaseIdentity("f" * 64, 259, "tiny"))
         for name in adapters:
             backbone.add_adapter(name, LORA)
             if perturb:  # a fresh adapter changes nothing, and tests of it would see nothing

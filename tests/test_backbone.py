@@ -15,7 +15,7 @@ from peft import PeftModel
 from transformers import AutoModelForCausalLM
 
 from pipeline.backbone import Backbone, BaseIdentity
-from pipeline.base_model import fingerprint, locate
+from pipeline.base_model import fingerprint, locate, public_name
 from pipeline.data.examples import sequences
 from pipeline.errors import BaseModelError, TrainingError
 from pipeline.heads import ScalarHead
@@ -71,7 +71,7 @@ def test_shapes_that_nf4_does_not_fit_are_named(tiny_folders: Callable[..., Path
         BaseModelError,
         match=r"layer model\.layers\.0\.mlp\.down_proj is 96 in, 64 out; NF4 needs multiples of 64 in and 32 out",
     ):
-        load_backbone(folder, base_params(quantization="nf4"), runtime(), BaseIdentity("f", 259))
+        load_backbone(folder, base_params(quantization="nf4"), runtime(), BaseIdentity("f", 259, "tiny"))
 
 
 # --- adapters ---
@@ -138,10 +138,10 @@ def test_a_fresh_adapter_changes_nothing(make_backbone: Callable[..., Backbone])
 def test_an_adapter_of_another_base_is_refused(make_backbone: Callable[..., Backbone], tmp_path: Path) -> None:
     backbone = make_backbone()
     backbone.save_adapter("sft", tmp_path)
-    backbone.identity = BaseIdentity("e" * 64, 259)
+    backbone.identity = BaseIdentity("e" * 64, 259, "tiny")
     with pytest.raises(BaseModelError, match="was trained on base ffffffffffff but the present base is eeeeeeeeeeee"):
         backbone.load_adapter("other", tmp_path)
-    backbone.identity = BaseIdentity("f" * 64, 260)
+    backbone.identity = BaseIdentity("f" * 64, 260, "tiny")
     with pytest.raises(BaseModelError, match="a tokenizer of 259 tokens but the present one has 260"):
         backbone.load_adapter("other", tmp_path)
 
@@ -179,7 +179,9 @@ print([score.hex() for score in reward_model_from({base!r}, {folder!r}).score_al
 
 def reward_model_from(base: str, folder: str) -> RewardModel:
     """A reward model as the stages load it."""
-    backbone = load_backbone(Path(base), base_params(quantization="nf4"), runtime(), BaseIdentity("f" * 64, 259))
+    backbone = load_backbone(
+        Path(base), base_params(quantization="nf4"), runtime(), BaseIdentity("f" * 64, 259, "tiny")
+    )
     backbone.load_adapter("reward", Path(folder))
     return RewardModel(backbone, "reward", load_head(Path(folder), backbone.hidden_size, backbone.device))
 
@@ -271,7 +273,7 @@ def test_fingerprint_sees_weights_and_tokenizer_but_not_library_versions(tmp_pat
 def test_a_token_without_an_embedding_row_is_refused(tiny_folders: Callable[..., Path]) -> None:
     """Report meta-llama/llama-cookbook#189."""
     with pytest.raises(BaseModelError, match="has 321 tokens but the embedding table 320 rows"):
-        load_backbone(tiny_folders(), base_params(), runtime(), BaseIdentity("f", 321))
+        load_backbone(tiny_folders(), base_params(), runtime(), BaseIdentity("f", 321, "tiny"))
 
 
 def test_a_gpu_that_is_not_there_is_said() -> None:
@@ -285,12 +287,23 @@ def test_logits_that_are_more_than_states_times_head_are_refused(tiny_folders: C
     """Gemma 2 caps its logits: our log-probabilities would be wrong without a word."""
     folder = tiny_folders("gemma2", head_dim=16, final_logit_softcapping=1.0)
     with pytest.raises(BaseModelError, match="is a gemma2, whose logits are not hidden states times its output matrix"):
-        load_backbone(folder, base_params(), runtime(), BaseIdentity("f", 259))
+        load_backbone(folder, base_params(), runtime(), BaseIdentity("f", 259, "tiny"))
+
+
+def test_targets_that_match_no_layer_are_named(make_backbone: Callable[..., Backbone]) -> None:
+    with pytest.raises(BaseModelError, match=r"lora\.targets does not fit this base: .*query_key_value"):
+        make_backbone(adapters=()).add_adapter("sft", LORA.model_copy(update={"targets": ["query_key_value"]}))
+
+
+def test_names_hold_no_path_of_this_machine() -> None:
+    assert public_name("/home/me/models/mine") == ("mine", None)
+    assert public_name("hf://org/name@abc") == ("org/name", "abc")
+    assert public_name("embedded") == ("embedded", None)
 
 
 def test_a_policy_without_layers_to_adapt_is_an_error(make_backbone: Callable[..., Backbone]) -> None:
     backbone = make_backbone()
-    with pytest.raises(TrainingError, match=r"The adapter nothing has no parameters"):
+    with pytest.raises(TrainingError, match=r"There is no adapter nothing to train"):
         backbone.train("nothing")
 
 
@@ -306,6 +319,9 @@ def test_lora_dropout_acts_in_sft_and_never_in_rl(make_backbone: Callable[..., B
         expected = model(ROWS).logprobs_BR
     with backbone.training(dropout=False):
         assert torch.equal(model(ROWS).logprobs_BR, expected)
+        with backbone.inference():
+            assert torch.equal(model(ROWS).logprobs_BR, expected)
+        assert torch.equal(model(ROWS).logprobs_BR, expected)  # what was inside has restored the mode exactly
     with backbone.training(dropout=True):
         assert not torch.allclose(model(ROWS).logprobs_BR, expected, atol=1e-3)
     with backbone.training(dropout=False):

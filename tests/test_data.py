@@ -278,21 +278,26 @@ def test_demo_data_is_whole() -> None:
 
 @needs_shared
 def test_hh_rows_are_all_read_or_named() -> None:
-    intake = read_all(str(HH))
-    assert intake.rows == 1800
-    # worked out apart from the reader, by string search in the raw file:
+    """Which lines cannot be used is worked out apart from the reader, by cutting the raw strings at their last marker."""
     with gzip.open(HH, "rt", encoding="utf-8") as stream:
         raw = [json.loads(line) for line in stream]
-    empty = {
-        n for n, row in enumerate(raw, 1) for side in row.values() if not side.rpartition("\n\nAssistant:")[2].strip()
-    }
-    assert empty <= {reject.line for reject in intake.rejects}
-    whole = [
-        row
-        for row in raw
-        if row["chosen"].rpartition("\n\nAssistant:")[0] == row["rejected"].rpartition("\n\nAssistant:")[0]
-    ]
-    assert len(intake.pairs) <= len(whole)
+    expected = {}
+    for line, row in enumerate(raw, 1):
+        (chosen_prompt, _, chosen), (rejected_prompt, _, rejected) = (
+            row[side].rpartition("\n\nAssistant:") for side in ("chosen", "rejected")
+        )
+        if chosen_prompt != rejected_prompt:
+            expected[line] = "rejected differs from chosen before the last answer"
+        elif not chosen.strip():
+            expected[line] = "chosen is empty"
+        elif not rejected.strip():
+            expected[line] = "rejected is empty"
+    intake = read_all(str(HH))
+    assert {reject.line: reject.kind for reject in intake.rejects} == expected
+    assert (intake.rows, len(intake.pairs), intake.shapes) == (1800, 1794, {"HH transcripts": 1794})
+    longest = max(raw, key=lambda row: row["chosen"].count("\n\nAssistant:"))
+    turns = longest["chosen"].count("\n\nAssistant:") + longest["chosen"].count("\n\nHuman:")
+    assert max(len(pair.prompt) for pair in intake.pairs) == turns - 1 == 35
 
 
 @needs_shared

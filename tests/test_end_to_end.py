@@ -192,6 +192,18 @@ def test_bad_input_gets_one_line(finished: tuple[Path, str], stage: str, changes
     assert len(complaint) == 1
 
 
+def test_missing_data_is_said_before_dvc_starts(finished: tuple[Path, str]) -> None:
+    folder, _ = finished
+    with edited(folder, {"data.pairs": "data/nothing.jsonl"}):
+        failed = run(folder, sys.executable, "-m", "pipeline.preflight")
+    assert failed.returncode == 1
+    assert (
+        failed.stdout
+        == "data.pairs is 'data/nothing.jsonl' but there is no such file or folder; relative paths start at the project's root.\n"
+    )
+    assert run(folder, sys.executable, "-m", "pipeline.preflight").returncode == 0
+
+
 def test_a_failed_stage_is_failed_in_mlflow(finished: tuple[Path, str]) -> None:
     folder, _ = finished
     with edited(folder, {"ppo.rollout_size": 64}):

@@ -18,6 +18,7 @@ LAYERS = [
         "pipeline.stage",
         "pipeline.opening",
         "pipeline.summary",
+        "pipeline.preflight",
     ],
     ["pipeline.rollout", "pipeline.evaluation", "pipeline.update", "pipeline.algorithms", "pipeline.samples"],
     [
