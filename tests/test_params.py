@@ -89,7 +89,7 @@ def test_shares_must_make_one() -> None:
 
 def test_exponents_are_numbers(tmp_path: Path) -> None:
     """YAML 1.1 readers take 1e-5 for a string; DVC reads a number, and so do we."""
-    text = (ROOT / "params.yaml").read_text().replace("lr: 2.0e-4", "lr: 1e-5")
+    text = (ROOT / "params.yaml").read_text().replace("lr: 3.0e-4", "lr: 1e-5")
     (tmp_path / "params.yaml").write_text(text)
     assert load_section("ppo", PPOParams, tmp_path / "params.yaml").lr == 1e-5
 
