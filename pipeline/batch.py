@@ -10,6 +10,7 @@ from dataclasses import dataclass, fields, replace
 from typing import Self
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from pipeline.tensors import length_mask
@@ -134,6 +135,21 @@ class Rollout(Sequences):
     behaviour_logprobs_BR: Tensor
     truncated_B: Tensor
     prompt_ids_B: Tensor
+
+    def ended(self, end_id: int) -> Sequences:
+        """The answers with an end token put after those that were cut, for reward models.
+
+        A reward model has only seen answers that end, and reads its score there: at any other token its score means
+        nothing (measured on the demo: 4.7 points more for being cut). That an answer was cut is paid for apart.
+        """
+        tokens_BT = F.pad(self.tokens_BT, (0, 1))
+        at_end_B1 = self.lengths_B[:, None]
+        last_B1 = torch.where(self.truncated_B[:, None], end_id, tokens_BT.gather(1, at_end_B1))
+        return Sequences(
+            tokens_BT.scatter(1, at_end_B1, last_B1),
+            self.prompt_lengths_B,
+            self.response_lengths_B + self.truncated_B.long(),
+        )._trimmed()
 
 
 @dataclass(frozen=True)

@@ -42,7 +42,8 @@ def answer(
     rollout = generate(policy, prompts, sampling, step=0)
     (ours_BR,) = map_rows(lambda batch: (policy(batch).logprobs_BR,), rollout, microbatch_size)
     (theirs_BR,) = map_rows(lambda batch: (reference(batch).logprobs_BR,), rollout, microbatch_size)
-    scores = {name: model.score_all(rollout, microbatch_size) for name, model in scorers.items()}
+    ended = rollout.ended(tokenizer.end_id)
+    scores = {name: model.score_all(ended, microbatch_size) for name, model in scorers.items()}
     return Answers(rollout, answers(rollout, tokenizer), scores, (ours_BR - theirs_BR).sum(1))
 
 

@@ -19,7 +19,7 @@ from pipeline.tensors import masked_mean, safe_exp
 
 WEIGHT_LIMIT = 2.0  # a token that the sampler thought unlikely counts at most this often
 
-Score = Callable[[Sequences], Tensor]
+Score = Callable[[Rollout], Tensor]
 """Answers -> one number each; float32, [B]."""
 
 

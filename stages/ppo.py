@@ -65,7 +65,7 @@ def ppo(stage: Stage) -> None:
         train_online(
             policy,
             reference,
-            reward_model.score,
+            lambda rollout: reward_model.score(rollout.ended(stage.tokenizer.end_id)),
             prompt_batches(questions, cfg.rollout_size, cfg.iterations, stage.seed),
             optimizer,
             ppo_algorithm(cfg),
