@@ -123,7 +123,7 @@ def run_stage(name: str, body: Callable[[Stage], None]) -> None:
 def _start_tracking(name: str, runtime: RuntimeParams, definition: dict[str, list[str]]) -> Tracker:
     params = read_params()
     raw = {key: value for key, value in params.items() if key != "runtime"}
-    data = str(raw.get("data", {}).get("pairs", ""))
+    data = dict(flattened(raw)).get("data.pairs", "")
     inputs = {
         path: hash_path(Path(path)) for path in definition["deps"] if not path.endswith(".py") and Path(path).exists()
     }

@@ -77,7 +77,7 @@ def test_shapes_that_nf4_does_not_fit_are_named(tiny_folders: Callable[..., Path
 # --- adapters ---
 
 
-@pytest.mark.parametrize("family", ["llama", "gpt2", "qwen2"])
+@pytest.mark.parametrize("family", ["llama", "mistral", "qwen2", "gpt2"])
 def test_our_lora_forward_is_pefts(
     make_backbone: Callable[..., Backbone], tiny_folders: Callable[..., Path], tmp_path: Path, family: str
 ) -> None:

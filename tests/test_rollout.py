@@ -114,7 +114,7 @@ def test_a_stop_token_at_the_limit_is_no_truncation(make_backbone: Callable[...,
     assert (int(again.response_lengths_B[0]), bool(again.truncated_B[0])) == (limit, False)
 
 
-@pytest.mark.parametrize("family", ["llama", "qwen2", "gpt2"])
+@pytest.mark.parametrize("family", ["llama", "mistral", "qwen2", "gpt2"])
 @pytest.mark.parametrize("temperature", [0.6, 1.0])
 def test_sampled_logprobs_are_those_of_a_plain_forward(
     make_backbone: Callable[..., Backbone], family: str, temperature: float
