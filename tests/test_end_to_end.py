@@ -10,9 +10,15 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+import torch
 from conftest import ROOT
 from mlflow.tracking import MlflowClient
+from peft import PeftModel, get_peft_model_state_dict
 from ruamel.yaml import YAML
+from safetensors.torch import load_file
+from transformers import AutoModelForCausalLM
+
+from pipeline.base_model import locate
 
 ENVIRONMENT = os.environ | {"PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}", "COLUMNS": "200"}
 ARTIFACTS = ("sft", "reward", "judge", "policy", "evaluation")
@@ -124,6 +130,17 @@ def test_mlflow_has_the_parent_its_children_and_their_lineage(finished: tuple[Pa
     assert "evaluate.policy.win_rate_judge.mean" in parent.data.metrics
     samples = [item.path for item in client.list_artifacts(runs["ppo"].info.run_id, "samples")]
     assert samples == ["samples/step_0000.json", "samples/step_0002.json"]
+
+
+@pytest.mark.parametrize("name", ["sft", "reward", "judge", "policy"])
+def test_peft_loads_what_the_stages_saved(finished: tuple[Path, str], name: str) -> None:
+    folder, _ = finished
+    base = AutoModelForCausalLM.from_pretrained(locate("tiny"))
+    model = PeftModel.from_pretrained(base, folder / "artifacts" / name)
+    loaded = get_peft_model_state_dict(model, save_embedding_layers=False)
+    saved = load_file(folder / "artifacts" / name / "adapter_model.safetensors")
+    assert loaded.keys() == saved.keys() and len(saved) == 28
+    assert all(torch.equal(loaded[key], saved[key]) and saved[key].dtype == torch.float32 for key in saved)
 
 
 def test_the_table_is_printed(finished: tuple[Path, str]) -> None:
