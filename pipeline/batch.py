@@ -5,6 +5,7 @@ B rows; T all tokens of a row (prompt, then response, padded on the right); R re
 Response token t of row b stands at column prompt_lengths_B[b] + t of T; index t of an R field always means that token.
 """
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, fields, replace
 from typing import Self
@@ -17,7 +18,7 @@ from pipeline.tensors import length_mask
 
 
 @dataclass(frozen=True)
-class Batch:
+class Batch(ABC):
     """Anything with rows."""
 
     def __len__(self) -> int:
@@ -25,14 +26,14 @@ class Batch:
         return len(first)
 
     @property
+    @abstractmethod
     def num_terms(self) -> int:
         """How many terms an objective over this batch sums up; the one divisor of its loss."""
-        raise NotImplementedError
 
     @property
+    @abstractmethod
     def lengths_B(self) -> Tensor:
         """Length of each row, for ordering rows of like length together."""
-        raise NotImplementedError
 
     def select(self, rows_N: Tensor) -> Self:
         """The given rows, in the given order, padding trimmed to the longest of them."""
