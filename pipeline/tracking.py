@@ -6,6 +6,7 @@ A tracking failure never stops training: it is said once, counted, and said agai
 import logging
 import math
 import os
+import re
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -31,6 +32,7 @@ TRACKING_ERRORS = (MlflowException, SQLAlchemyError, CommandError, OSError)
 # By default a request is tried for minutes before it fails; a stage would stand still for as long.
 os.environ.setdefault("MLFLOW_HTTP_REQUEST_MAX_RETRIES", "3")
 PIPELINE_KEY = "pipeline.key"
+FOREIGN_TO_NAMES = re.compile(r"[^\w\-. :/]")
 
 
 @dataclass
@@ -45,8 +47,7 @@ class Tracker:
 
     def log_metrics(self, step: int, metrics: dict[str, float]) -> None:
         """One step's metrics in one asynchronous call; what is not finite is left out."""
-        now = int(time.time() * 1000)
-        batch = [Metric(name, float(value), now, step) for name, value in metrics.items() if math.isfinite(value)]
+        batch = _metrics(metrics, step)
         if batch and self.run_id is not None:
             with self._guarded("metrics"):
                 self._pending.append(self.client.log_batch(self.run_id, metrics=batch, synchronous=False))
@@ -74,14 +75,9 @@ class Tracker:
         """The stage's final figures, on its own run and, as `stage.name`, on the parent, where runs are compared."""
         self.log_metrics(0, {f"final.{name}": value for name, value in metrics.items()})
         if self.parent_id is not None:
-            now = int(time.time() * 1000)
             with self._guarded("the summary"):
-                batch = [
-                    Metric(f"{stage}.{name}", float(value), now, 0)
-                    for name, value in metrics.items()
-                    if math.isfinite(value)
-                ]
-                self.client.log_batch(self.parent_id, metrics=batch)
+                named = {f"{stage}.{name}": value for name, value in metrics.items()}
+                self.client.log_batch(self.parent_id, metrics=_metrics(named, step=0))
 
     def flush(self) -> None:
         """Waits until everything sent so far has arrived."""
@@ -178,6 +174,13 @@ def _parent(client: MlflowClient, experiment_id: str, key: str, run_name: str, p
     run = client.create_run(experiment_id, tags={PIPELINE_KEY: key, MLFLOW_RUN_NAME: run_name}, run_name=run_name)
     client.log_batch(run.info.run_id, params=_params(params))
     return run
+
+
+def _metrics(metrics: dict[str, float], step: int) -> list[Metric]:
+    """The finite ones, under names that MLflow takes: one odd name would cost the whole batch."""
+    now = int(time.time() * 1000)
+    finite = {name: float(value) for name, value in metrics.items() if math.isfinite(value)}
+    return [Metric(FOREIGN_TO_NAMES.sub("_", name), value, now, step) for name, value in finite.items()]
 
 
 def _params(params: dict[str, str]) -> list[Param]:

@@ -58,6 +58,16 @@ def test_metrics_arrive_per_step_and_non_finite_ones_are_left_out(folder: Path) 
     assert run.data.params == {"ppo.lr": "1e-5"}
 
 
+def test_a_name_that_mlflow_refuses_costs_no_metric(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Reasons of rejected rows become names of metrics, and they may hold quotes and dots."""
+    tracker = begin(folder, "prepare", key="k6")
+    tracker.summarize("prepare", {"rejected.prompt has a turn with role 'tool'": 2.0, "rows": 3.0})
+    tracker.end("FINISHED")
+    assert "MLflow" not in capsys.readouterr().out
+    found = tracker.client.get_run(tracker.parent_id).data.metrics
+    assert found == {"prepare.rejected.prompt has a turn with role _tool_": 2.0, "prepare.rows": 3.0}
+
+
 def test_a_run_is_found_by_what_it_made(folder: Path) -> None:
     maker = begin(folder, "sft", key="k3")
     maker.set_tags({"output:artifacts/sft": "abc"})
