@@ -172,10 +172,9 @@ class Experience(Rollout):
     weights_BR: Tensor
 
 
-def pad_rows(rows: list[list[int]] | list[Tensor], dtype: torch.dtype, width: int | None = None) -> Tensor:
-    """Rows of unequal length as one tensor, zeros on the right; [len(rows), width]."""
-    width = max(map(len, rows)) if width is None else width
-    padded = torch.zeros(len(rows), width, dtype=dtype)
+def pad_rows(rows: list[list[int]] | list[Tensor], dtype: torch.dtype) -> Tensor:
+    """Rows of unequal length as one tensor, zeros on the right; [len(rows), longest]."""
+    padded = torch.zeros(len(rows), max(map(len, rows)), dtype=dtype)
     for padded_row, row in zip(padded, rows, strict=True):
         padded_row[: len(row)] = torch.as_tensor(row, dtype=dtype)
     return padded
@@ -192,16 +191,25 @@ def microbatches(batch: Batch, size: int) -> Iterator[tuple[Tensor, Batch]]:
 
 
 @torch.no_grad()
-def map_rows(function: Callable[[Batch], tuple[Tensor, ...]], batch: Batch, size: int) -> tuple[Tensor, ...]:
+def map_rows(
+    function: Callable[[Batch], tuple[Tensor, ...]],
+    batch: Batch,
+    microbatch_size: int,
+    minibatch_size: int | None = None,
+) -> tuple[Tensor, ...]:
     """`function` over micro-batches, without gradient; its results in the batch's own order, padded with zeros to one width.
 
-    `function` gives tensors [b] or [b, r].
+    `function` gives tensors [b] or [b, r]. With `minibatch_size` the micro-batches are those of consecutive minibatches:
+    the shapes that the update's first epoch has.
     """
-    results: list[list[Tensor]] = [[] for _ in range(len(batch))]
-    for rows, micro in microbatches(batch, size):
-        outputs = [output.cpu() for output in function(micro)]
-        for place, row in enumerate(rows.tolist()):
-            results[row] = [output[place] for output in outputs]
+    results: list[list[Tensor]] = []
+    for part in batch.split(minibatch_size or len(batch)):
+        of_part: list[list[Tensor]] = [[] for _ in range(len(part))]
+        for rows, micro in microbatches(part, microbatch_size):
+            outputs = [output.cpu() for output in function(micro)]
+            for place, row in enumerate(rows.tolist()):
+                of_part[row] = [output[place] for output in outputs]
+        results += of_part
     columns = zip(*results, strict=True)
     return tuple(
         torch.stack(column) if column[0].ndim == 0 else pad_rows(list(column), column[0].dtype) for column in columns

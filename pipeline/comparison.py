@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-from pipeline.batch import Pairs, Rollout, map_rows
+from pipeline.batch import Pairs, Rollout
 from pipeline.data.examples import Prompt
 from pipeline.data.tokenization import ChatTokenizer
 from pipeline.roles import Policy, RewardModel
@@ -40,11 +40,10 @@ def answer(
 ) -> Answers:
     """One sampled answer of `policy` to each prompt; the noise is the same whoever answers."""
     rollout = generate(policy, prompts, sampling, step=0)
-    (ours_BR,) = map_rows(lambda batch: (policy(batch).logprobs_BR,), rollout, microbatch_size)
-    (theirs_BR,) = map_rows(lambda batch: (reference(batch).logprobs_BR,), rollout, microbatch_size)
+    log_ratio_BR = policy.logprobs_all(rollout, microbatch_size) - reference.logprobs_all(rollout, microbatch_size)
     ended = rollout.ended(tokenizer.end_id)
     scores = {name: model.score_all(ended, microbatch_size) for name, model in scorers.items()}
-    return Answers(rollout, answers(rollout, tokenizer), scores, (ours_BR - theirs_BR).sum(1))
+    return Answers(rollout, answers(rollout, tokenizer), scores, log_ratio_BR.sum(1))
 
 
 def gaps(model: RewardModel, pairs: Pairs, microbatch_size: int) -> Tensor:

@@ -44,7 +44,7 @@ def evaluate(
     mask_BR = rollout.response_mask_BR
 
     def by_minibatch(function: Callable[[Batch], tuple[Tensor, ...]]) -> tuple[Tensor, ...]:
-        return map_like_update(function, rollout, cfg.minibatch_size, microbatch_size)
+        return map_rows(function, rollout, microbatch_size, cfg.minibatch_size)
 
     with policy.backbone.inference():
         old_logprobs_BR, values_BR, entropies_BR = by_minibatch(lambda batch: _policy_pass(policy, batch))
@@ -86,20 +86,6 @@ def evaluate(
         returns_BR=returns_BR,
         weights_BR=weights_BR,
     )
-
-
-def map_like_update(
-    function: Callable[[Batch], tuple[Tensor, ...]], batch: Batch, minibatch_size: int, microbatch_size: int
-) -> tuple[Tensor, ...]:
-    """`function` over a batch in the shapes that the update's first epoch has; results in the batch's order."""
-    parts = [map_rows(function, minibatch, microbatch_size) for minibatch in batch.split(minibatch_size)]
-    columns = []
-    for pieces in zip(*parts, strict=True):
-        if pieces[0].ndim == 2:
-            width = max(piece.shape[1] for piece in pieces)
-            pieces = [torch.nn.functional.pad(piece, (0, width - piece.shape[1])) for piece in pieces]
-        columns.append(torch.cat(list(pieces)))
-    return tuple(columns)
 
 
 def shaped_scores(scores_B: Tensor, truncated_B: Tensor, clip: float, missing_eos_penalty: float) -> Tensor:

@@ -37,6 +37,5 @@ def train_online(
         rollout = generate(policy, prompts_B, sampling, step)  # 1 rollout
         experience = evaluate(rollout, policy, reference, score, algorithm, cfg, microbatch_size)  # 2 evaluate
         with policy.backbone.training(dropout=False):
-            policy.backbone.activate(policy.adapter)
             stats = update(policy, optimizer, experience, objective, plan, derive_seed(sampling.seed, step))  # 3 update
         log(step, summarize(experience) | stats, experience)

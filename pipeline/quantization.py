@@ -62,8 +62,8 @@ def replace_forwards(model: nn.Module, compute_dtype: torch.dtype) -> list[Froze
     return layers
 
 
-def fill_cache(layers: list[FrozenLinear4bit], wanted: str, device: torch.device) -> bool:
-    """Keeps dequantised weights where `wanted` (auto, on, off) and memory say so; whether it did.
+def fill_cache(layers: list[FrozenLinear4bit], wanted: str, device: torch.device) -> None:
+    """Keeps dequantised weights where `wanted` (auto, on, off) and memory say so.
 
     auto keeps them when they take less than half of the memory that is free.
     """
@@ -71,11 +71,9 @@ def fill_cache(layers: list[FrozenLinear4bit], wanted: str, device: torch.device
     if wanted == "auto" and layers:
         needed = elements * layers[0].compute_dtype.itemsize
         wanted = "on" if needed < free_memory(device) / 2 else "off"
-    if wanted != "on" or not layers:
-        return False
-    for layer in layers:
-        layer.cached_weight_OI = layer.dequantized()
-    return True
+    if wanted == "on":
+        for layer in layers:
+            layer.cached_weight_OI = layer.dequantized()
 
 
 def free_memory(device: torch.device) -> int:

@@ -40,31 +40,30 @@ class Policy:
     def __call__(self, batch: Sequences) -> PolicyOutput:
         """One forward for log-probabilities and values."""
         batch = batch.to(self.backbone.device)
-        mask_BR = batch.response_mask_BR
         hidden_BRH = self._response_states(batch)
-        logprobs_N = token_logprobs(
-            hidden_BRH[mask_BR],
-            self.backbone.head_VH,
-            batch.response_ids_BR[mask_BR],
-            self.temperature,
-            self.logprob_chunk,
-        )
-        return PolicyOutput(_scattered(logprobs_N, mask_BR), self._values(hidden_BRH, mask_BR))
+        logprobs_N = token_logprobs(*self._head_arguments(batch, hidden_BRH))
+        return self._output(batch, hidden_BRH, logprobs_N)
 
     def observe(self, batch: Sequences) -> tuple[PolicyOutput, Tensor]:
         """The same numbers without gradient, and the entropy of each response token's distribution in nats; [B, R]."""
         batch = batch.to(self.backbone.device)
-        mask_BR = batch.response_mask_BR
         hidden_BRH = self._response_states(batch)
-        logprobs_N, entropies_N = token_logprobs_and_entropies(
-            hidden_BRH[mask_BR],
-            self.backbone.head_VH,
-            batch.response_ids_BR[mask_BR],
-            self.temperature,
-            self.logprob_chunk,
-        )
-        output = PolicyOutput(_scattered(logprobs_N, mask_BR), self._values(hidden_BRH, mask_BR))
-        return output, _scattered(entropies_N, mask_BR)
+        logprobs_N, entropies_N = token_logprobs_and_entropies(*self._head_arguments(batch, hidden_BRH))
+        return self._output(batch, hidden_BRH, logprobs_N), _scattered(entropies_N, batch.response_mask_BR)
+
+    def logprobs_all(self, batch: Sequences, microbatch_size: int) -> Tensor:
+        """Log-probabilities of any number of rows, in eval mode and without gradient; on the CPU, [B, R]."""
+        with self.backbone.inference():
+            return map_rows(lambda rows: (self(rows).logprobs_BR,), batch, microbatch_size)[0]
+
+    def _head_arguments(self, batch: Sequences, hidden_BRH: Tensor) -> tuple[Tensor, Tensor, Tensor, float, int]:
+        mask_BR = batch.response_mask_BR
+        ids_N = batch.response_ids_BR[mask_BR]
+        return hidden_BRH[mask_BR], self.backbone.head_VH, ids_N, self.temperature, self.logprob_chunk
+
+    def _output(self, batch: Sequences, hidden_BRH: Tensor, logprobs_N: Tensor) -> PolicyOutput:
+        mask_BR = batch.response_mask_BR
+        return PolicyOutput(_scattered(logprobs_N, mask_BR), self._values(hidden_BRH, mask_BR))
 
     def _values(self, hidden_BRH: Tensor, mask_BR: Tensor) -> Tensor | None:
         if self.value_head is None:

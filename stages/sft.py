@@ -2,9 +2,7 @@
 
 from pathlib import Path
 
-import torch
-
-from pipeline.batch import Sequences, map_rows
+from pipeline.batch import Sequences
 from pipeline.data.examples import demonstrations, epochs_of, steps_in
 from pipeline.data.prepared import read_pairs
 from pipeline.objectives.offline import sft as sft_objective
@@ -55,9 +53,7 @@ def sft(stage: Stage) -> None:
 
 def loss_on(model: Policy, rows: Sequences, microbatch_size: int) -> float:
     """Negative log-likelihood per response token."""
-    with model.backbone.inference():
-        (logprobs_BR,) = map_rows(lambda batch: (model(batch).logprobs_BR,), rows, microbatch_size)
-    return -float(torch.where(rows.response_mask_BR, logprobs_BR, 0).sum()) / rows.num_terms
+    return -float(model.logprobs_all(rows, microbatch_size).sum()) / rows.num_terms
 
 
 if __name__ == "__main__":

@@ -89,22 +89,17 @@ def test_stages_are_short(file: Path) -> None:
     assert len((ROOT / file).read_text(encoding="utf-8").splitlines()) < 100
 
 
+def modules_with(*texts: str) -> list[Path]:
+    """The modules whose source holds any of the texts."""
+    return [file for file in MODULES if any(text in (ROOT / file).read_text(encoding="utf-8") for text in texts)]
+
+
 def test_mlflow_is_imported_in_one_place() -> None:
-    users = [
-        file
-        for file in MODULES
-        if "import mlflow" in (ROOT / file).read_text() or "from mlflow" in (ROOT / file).read_text()
-    ]
-    assert users == [Path("pipeline/tracking.py")]
+    assert modules_with("import mlflow", "from mlflow") == [Path("pipeline/tracking.py")]
 
 
 def test_the_optimizer_steps_in_one_place() -> None:
-    users = [
-        file
-        for file in MODULES
-        if "_adam.step()" in (ROOT / file).read_text() or "optimizer.step()" in (ROOT / file).read_text()
-    ]
-    assert users == [Path("pipeline/update.py")]
+    assert modules_with("_adam.step()", "optimizer.step()") == [Path("pipeline/update.py")]
 
 
 @pytest.mark.parametrize("stage", STAGES)

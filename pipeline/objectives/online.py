@@ -9,7 +9,7 @@ from torch import Tensor
 
 from pipeline.objectives.kl import k3
 from pipeline.objectives.terms import Terms
-from pipeline.tensors import LOG_RATIO_LIMIT, masked_sum
+from pipeline.tensors import masked_sum, safe_exp
 
 
 def clipped_surrogate(
@@ -32,7 +32,7 @@ def clipped_surrogate(
         maxima: ratio_max, log_ratio_max (largest |log ratio|).
     """
     log_ratio_BR = torch.where(mask_BR, logprobs_BR - old_logprobs_BR, 0)
-    ratio_BR = torch.exp(log_ratio_BR.clamp(-LOG_RATIO_LIMIT, LOG_RATIO_LIMIT))
+    ratio_BR = safe_exp(log_ratio_BR)
     plain_BR = -advantages_BR * ratio_BR
     clipped_BR = -advantages_BR * ratio_BR.clamp(1 - clip, 1 + clip)
     terms_BR = torch.maximum(plain_BR, clipped_BR)
