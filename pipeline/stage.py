@@ -68,7 +68,11 @@ class Stage:
         """The base's tokenizer."""
         tokens = self.params(TokensParams, "tokens")
         return load_tokenizer(
-            self.base_folder, tokens.max_prompt, tokens.max_response, self.params(BaseParams, "base").trust_remote_code
+            self.base_folder,
+            tokens.max_prompt,
+            tokens.max_response,
+            tokens.system,
+            self.params(BaseParams, "base").trust_remote_code,
         )
 
     def progress(self, total: int) -> ProgressBar:

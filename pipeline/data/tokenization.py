@@ -25,6 +25,7 @@ class ChatTokenizer:
 
     end_id: appended to answers and trained on.
     stop_ids: sampling stops at any of them; end_id is one.
+    system: put before conversations that have no system message; None leaves that to the template.
     """
 
     tokenizer: PreTrainedTokenizerBase
@@ -32,6 +33,7 @@ class ChatTokenizer:
     stop_ids: tuple[int, ...]
     max_prompt: int
     max_response: int
+    system: str | None = None
 
     def prompt_ids(self, prompt: tuple[Message, ...]) -> list[int]:
         """The conversation up to where the answer starts, cut from the left to `max_prompt` tokens.
@@ -46,6 +48,8 @@ class ChatTokenizer:
         return len(self._whole_prompt_ids(prompt)) > self.max_prompt
 
     def _whole_prompt_ids(self, prompt: tuple[Message, ...]) -> list[int]:
+        if self.system is not None and prompt[0].role != "system":
+            prompt = (Message("system", self.system), *prompt)
         try:
             return self.tokenizer.apply_chat_template(
                 _as_dicts(prompt), add_generation_prompt=True, tokenize=True, return_dict=False
@@ -67,7 +71,9 @@ class ChatTokenizer:
         return len(self.tokenizer)
 
 
-def load_tokenizer(folder: Path, max_prompt: int, max_response: int, trust_remote_code: bool = False) -> ChatTokenizer:
+def load_tokenizer(
+    folder: Path, max_prompt: int, max_response: int, system: str | None = None, trust_remote_code: bool = False
+) -> ChatTokenizer:
     """The tokenizer of a base folder.
 
     Raises:
@@ -93,7 +99,7 @@ def load_tokenizer(folder: Path, max_prompt: int, max_response: int, trust_remot
     if (folder / "generation_config.json").is_file():
         configured = GenerationConfig.from_pretrained(folder).eos_token_id
         stops |= set(configured if isinstance(configured, list) else [configured]) - {None}
-    return ChatTokenizer(tokenizer, end, tuple(sorted(stops)), max_prompt, max_response)
+    return ChatTokenizer(tokenizer, end, tuple(sorted(stops)), max_prompt, max_response, system)
 
 
 def _turn_end(tokenizer: PreTrainedTokenizerBase) -> int | None:

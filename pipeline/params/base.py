@@ -39,7 +39,10 @@ class LoraParams(Section):
 
 
 class TokensParams(Section):
-    """Section `tokens`: the lengths that every stage shares."""
+    """Section `tokens`: how every stage makes token ids of a conversation."""
 
+    system: str | None = param(
+        "system message put before conversations that have none; null leaves that to the model's chat template", None
+    )
     max_prompt: int = param("prompts are cut from the left to this many tokens", 256, ge=4)
     max_response: int = param("answers are cut from the right, and sampled up to, this many tokens", 64, ge=1)
