@@ -1,4 +1,7 @@
-"""What a reward model must beat on the same pairs: length alone, and a bag of words."""
+"""What a reward model must beat on the same pairs: length alone, and a bag of words.
+
+Each gives 1 per test pair whose chosen answer it prefers, 0 where it prefers the other, 0.5 where it cannot tell; [B].
+"""
 
 import numpy as np
 from sklearn.feature_extraction.text import CountVectorizer
@@ -7,29 +10,31 @@ from sklearn.linear_model import LogisticRegression
 from pipeline.data.records import Pair
 
 
-def length_accuracy(train: list[Pair], test: list[Pair]) -> float:
-    """Accuracy of "the longer is better" or its opposite, whichever fits the training pairs; ties count one half."""
-    sign = 1 if _longer_share(train) >= 0.5 else -1
-    return _longer_share(test) if sign == 1 else 1 - _longer_share(test)
+def length_alone(train: list[Pair], test: list[Pair]) -> np.ndarray:
+    """ "The longer is better" or its opposite, whichever fits the training pairs."""
+    longer_B = _longer(test)
+    return longer_B if _longer(train).mean() >= 0.5 else 1 - longer_B
 
 
-def bag_of_words_accuracy(train: list[Pair], test: list[Pair]) -> float:
-    """Accuracy of a logistic regression on word-count differences (chosen less rejected); ties count one half."""
+def bag_of_words(train: list[Pair], test: list[Pair]) -> np.ndarray:
+    """A logistic regression on word-count differences (chosen less rejected)."""
     words = CountVectorizer(token_pattern=r"\w+|[^\w\s]", min_df=2)
     try:
         words.fit([answer for pair in train for answer in (pair.chosen, pair.rejected)])
     except ValueError:  # no word is in two answers: nothing can be learnt from words
-        return 0.5
+        return np.full(len(test), 0.5)
     differences = _differences(words, train)
     model = LogisticRegression(C=0.1, fit_intercept=False, max_iter=1000)
     model.fit(np.vstack([differences, -differences]), [1] * len(train) + [0] * len(train))
-    margins = model.decision_function(_differences(words, test))
-    return float(np.mean((margins > 0) + 0.5 * (margins == 0)))
+    return _preferred(model.decision_function(_differences(words, test)))
 
 
-def _longer_share(pairs: list[Pair]) -> float:
-    gaps = np.array([len(pair.chosen) - len(pair.rejected) for pair in pairs])
-    return float(np.mean((gaps > 0) + 0.5 * (gaps == 0)))
+def _longer(pairs: list[Pair]) -> np.ndarray:
+    return _preferred(np.array([len(pair.chosen) - len(pair.rejected) for pair in pairs]))
+
+
+def _preferred(gaps_B: np.ndarray) -> np.ndarray:
+    return (gaps_B > 0) + 0.5 * (gaps_B == 0)
 
 
 def _differences(words: CountVectorizer, pairs: list[Pair]) -> np.ndarray:

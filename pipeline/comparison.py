@@ -1,6 +1,6 @@
-"""Base, SFT and policy answer the same prompts: their answers, scores and distance to the reference.
+"""Answers to the same prompts set side by side: their scores, distance to the reference, and who wins.
 
-Axes: B prompts.
+Axes: B prompts, R response tokens.
 """
 
 from dataclasses import dataclass
@@ -13,37 +13,44 @@ from pipeline.data.tokenization import ChatTokenizer
 from pipeline.roles import Policy, RewardModel
 from pipeline.rollout import Sampling, generate
 from pipeline.samples import answers
-from pipeline.statistics import win_rate
+from pipeline.statistics import distinct_n, length_controlled_rate, mean_rate, wins
+
+Scorers = dict[str, RewardModel]
 
 
 @dataclass(frozen=True)
 class Answers:
-    """One role's answers and what is said of them; one number per prompt.
-
-    kl_B: k1 to the reference summed over the answer, in nats.
-    """
+    """One answer to each prompt and what the scorers say of it; float32, [B] each."""
 
     rollout: Rollout
     texts: list[str]
     scores: dict[str, Tensor]
-    kl_B: Tensor
+
+    @property
+    def lengths_B(self) -> Tensor:
+        """Tokens, the end token included."""
+        return self.rollout.response_lengths_B
 
 
 def answer(
     policy: Policy,
-    reference: Policy,
-    scorers: dict[str, RewardModel],
+    scorers: Scorers,
     prompts: list[Prompt],
     sampling: Sampling,
     tokenizer: ChatTokenizer,
     microbatch_size: int,
 ) -> Answers:
-    """One sampled answer of `policy` to each prompt; the noise is the same whoever answers."""
+    """One answer of `policy` to each prompt; the noise is the same whoever answers."""
     rollout = generate(policy, prompts, sampling, step=0)
-    log_ratio_BR = policy.logprobs_all(rollout, microbatch_size) - reference.logprobs_all(rollout, microbatch_size)
     ended = rollout.ended(tokenizer.end_id)
     scores = {name: model.score_all(ended, microbatch_size) for name, model in scorers.items()}
-    return Answers(rollout, answers(rollout, tokenizer), scores, log_ratio_BR.sum(1))
+    return Answers(rollout, answers(rollout, tokenizer), scores)
+
+
+def kl_per_answer(policy: Policy, reference: Policy, rollout: Rollout, microbatch_size: int) -> Tensor:
+    """k1 to the reference, summed over the tokens of answers that `policy` sampled, in nats; [B]."""
+    log_ratio_BR = policy.logprobs_all(rollout, microbatch_size) - reference.logprobs_all(rollout, microbatch_size)
+    return log_ratio_BR.sum(1)
 
 
 def gaps(model: RewardModel, pairs: Pairs, microbatch_size: int) -> Tensor:
@@ -51,23 +58,37 @@ def gaps(model: RewardModel, pairs: Pairs, microbatch_size: int) -> Tensor:
     return model.score_all(pairs.chosen, microbatch_size) - model.score_all(pairs.rejected, microbatch_size)
 
 
-def figures(role: Answers) -> dict[str, float]:
-    """Means over the prompts, and the median length."""
-    lengths_B = role.rollout.response_lengths_B.float()
+def figures(found: Answers) -> dict[str, float]:
+    """Means over the prompts, the median length, and the share of different words among all."""
+    lengths_B = found.lengths_B.float()
+    ids = [row[:length].tolist() for row, length in zip(found.rollout.response_ids_BR, found.lengths_B, strict=True)]
     return {
-        **{f"{name}_mean": float(scores_B.mean()) for name, scores_B in role.scores.items()},
-        "kl_per_sequence_k1": float(role.kl_B.mean()),
-        "kl_per_token_k1": float(role.kl_B.sum() / lengths_B.sum()),
+        **{f"{name}_mean": float(scores_B.mean()) for name, scores_B in found.scores.items()},
         "length_mean": float(lengths_B.mean()),
         "length_median": float(lengths_B.median()),
-        "end_token_rate": 1 - float(role.rollout.truncated_B.float().mean()),
+        "end_token_rate": 1 - float(found.rollout.truncated_B.float().mean()),
+        "distinct_1": distinct_n(ids, 1),
+        "distinct_2": distinct_n(ids, 2),
     }
 
 
-def wins(ours: Answers, theirs: Answers, resamples: int, seed: int) -> dict[str, dict[str, float]]:
-    """Win rate of `ours` under each scorer, with its 95% interval."""
-    rates = {name: win_rate(ours.scores[name], theirs.scores[name], resamples, seed) for name in ours.scores}
-    return {f"win_rate_{name}": {"mean": rate.mean, "low": rate.low, "high": rate.high} for name, rate in rates.items()}
+def kl_figures(kl_B: Tensor, found: Answers) -> dict[str, float]:
+    """Mean k1 per answer, and per token over all tokens."""
+    return {
+        "kl_per_sequence_k1": float(kl_B.mean()),
+        "kl_per_token_k1": float(kl_B.sum() / found.lengths_B.sum()),
+    }
+
+
+def win_rates(ours: Answers, theirs: Answers, resamples: int, seed: int) -> dict[str, dict[str, float]]:
+    """Win rate of `ours` under each scorer, as it is and at equal length, with 95% intervals."""
+    extra_B = (ours.lengths_B - theirs.lengths_B).double().numpy()
+    rates = {}
+    for name in ours.scores:
+        wins_B = wins(ours.scores[name], theirs.scores[name])
+        rates[f"win_rate_{name}"] = mean_rate(wins_B, resamples, seed).as_dict()
+        rates[f"win_rate_{name}_length_controlled"] = length_controlled_rate(wins_B, extra_B, resamples, seed).as_dict()
+    return rates
 
 
 def side_by_side(found: dict[str, Answers], questions: list[str]) -> list[dict[str, float | str]]:
@@ -82,15 +103,15 @@ def side_by_side(found: dict[str, Answers], questions: list[str]) -> list[dict[s
     return rows
 
 
-def points(found: dict[str, Answers]) -> list[dict[str, float | str]]:
+def points(found: dict[str, Answers], kl: dict[str, Tensor]) -> list[dict[str, float | str]]:
     """One row per answer, for plotting score against KL and length."""
     return [
         {
             "role": role,
             "prompt": index,
             **{name: float(scores_B[index]) for name, scores_B in theirs.scores.items()},
-            "kl": float(theirs.kl_B[index]),
-            "tokens": int(theirs.rollout.response_lengths_B[index]),
+            "kl": float(kl[role][index]),
+            "tokens": int(theirs.lengths_B[index]),
         }
         for role, theirs in found.items()
         for index in range(len(theirs.texts))

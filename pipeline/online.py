@@ -13,6 +13,7 @@ from pipeline.rollout import Sampling, generate
 from pipeline.update import Optimizer, UpdatePlan, update
 
 Log = Callable[[int, dict[str, float], Experience], None]
+Watch = Callable[[int], None]
 
 
 def train_online(
@@ -26,9 +27,14 @@ def train_online(
     sampling: Sampling,
     microbatch_size: int,
     log: Log,
+    watch: Watch,
 ) -> None:
-    """PPO on one shared backbone: the policy samples, is scored, and is moved; the reference stays."""
+    """PPO on one shared backbone: the policy samples, is scored, and is moved; the reference stays.
+
+    `watch` is told, before the first iteration and after each, how many are done.
+    """
     plan = UpdatePlan(cfg.epochs, cfg.minibatch_size, microbatch_size, cfg.stop_kl)
+    watch(0)
     for step, prompts_B in enumerate(prompts):
         warming_up = step < cfg.critic_warmup
         policy.detach_values = warming_up or cfg.value_backprop == "detached"
@@ -39,3 +45,4 @@ def train_online(
         with policy.backbone.training(dropout=False):
             stats = update(policy, optimizer, experience, objective, plan, derive_seed(sampling.seed, step))  # 3 update
         log(step, summarize(experience) | stats, experience)
+        watch(step + 1)

@@ -1,8 +1,16 @@
-"""Win rates with bootstrap intervals."""
+"""Rates with bootstrap intervals: wins, wins at equal length, accuracies; and how varied a text is.
 
+Axes: B prompts or pairs.
+"""
+
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from itertools import chain
 
 import numpy as np
+import torch
+from numpy.typing import ArrayLike
+from sklearn.linear_model import LogisticRegression
 from torch import Tensor
 
 INTERVAL = (2.5, 97.5)  # percentiles of a 95% interval
@@ -16,15 +24,73 @@ class Rate:
     low: float
     high: float
 
-
-def win_rate(ours_B: Tensor, theirs_B: Tensor, resamples: int, seed: int) -> Rate:
-    """Share of prompts where our answer scores higher, ties one half; percentile bootstrap over prompts."""
-    wins_B = ((ours_B > theirs_B).double() + 0.5 * (ours_B == theirs_B).double()).numpy()
-    drawn = np.random.default_rng(seed).integers(0, len(wins_B), (resamples, len(wins_B)))
-    low, high = np.percentile(wins_B[drawn].mean(1), INTERVAL)
-    return Rate(float(wins_B.mean()), float(low), float(high))
+    def as_dict(self) -> dict[str, float]:
+        """For a metrics file."""
+        return {"mean": self.mean, "low": self.low, "high": self.high}
 
 
-def pair_accuracy(gaps_B: Tensor) -> float:
-    """Share of pairs whose chosen answer scores higher, ties one half."""
-    return float(((gaps_B > 0).float() + 0.5 * (gaps_B == 0).float()).mean())
+def wins(ours_B: Tensor, theirs_B: Tensor) -> np.ndarray:
+    """1 where ours scores higher, 0 where theirs does, 0.5 for ties; float64, [B]."""
+    return ((ours_B > theirs_B).double() + 0.5 * (ours_B == theirs_B).double()).numpy()
+
+
+def bootstrap(statistic: Callable[[np.ndarray], float], size: int, resamples: int, seed: int) -> Rate:
+    """A statistic of `size` rows, with its percentile interval over rows drawn with replacement.
+
+    `statistic` takes the numbers of the rows to use.
+    """
+    drawn = np.random.default_rng(seed).integers(0, size, (resamples, size))
+    low, high = np.percentile([statistic(rows) for rows in drawn], INTERVAL)
+    return Rate(float(statistic(np.arange(size))), float(low), float(high))
+
+
+def mean_rate(values_B: ArrayLike, resamples: int, seed: int) -> Rate:
+    """The mean and its interval."""
+    values = np.asarray(values_B, dtype=float)
+    return bootstrap(lambda rows: values[rows].mean(), len(values), resamples, seed)
+
+
+def length_controlled_rate(wins_B: np.ndarray, extra_tokens_B: np.ndarray, resamples: int, seed: int) -> Rate:
+    """The win rate that answers of equal length would have.
+
+    A logistic regression of winning on tanh(length difference / its standard deviation), read where the difference is 0:
+    the length term of AlpacaEval 2 (Dubois et al. 2024, section 3). A tie counts as half a win and half a loss.
+
+    Args:
+        extra_tokens_B: length of our answer less that of theirs.
+    """
+    spread = extra_tokens_B.std()
+    if spread == 0:
+        return mean_rate(wins_B, resamples, seed)
+    length_B = np.tanh(extra_tokens_B / spread)
+    return bootstrap(lambda rows: _at_equal_length(wins_B[rows], length_B[rows]), len(wins_B), resamples, seed)
+
+
+def _at_equal_length(wins_B: np.ndarray, length_B: np.ndarray) -> float:
+    if wins_B.min() == wins_B.max():
+        return float(wins_B[0])  # nothing for a regression to explain
+    model = LogisticRegression(max_iter=1000)
+    outcomes, weights = np.repeat([1, 0], len(wins_B)), np.concatenate([wins_B, 1 - wins_B])
+    model.fit(np.tile(length_B, 2)[:, None], outcomes, sample_weight=weights)
+    return float(model.predict_proba([[0.0]])[0, 1])
+
+
+def beside_baselines(gaps_B: Tensor, rivals: dict[str, np.ndarray], resamples: int, seed: int) -> dict[str, object]:
+    """A reward model's accuracy on pairs and that of each rival on the same pairs, with intervals of rates and of differences.
+
+    Args:
+        gaps_B: score of the chosen less that of the rejected answer.
+        rivals: per pair 1 where a rival is right, 0.5 where it cannot tell, 0 where it is wrong; [B].
+    """
+    right_B = wins(gaps_B, torch.zeros_like(gaps_B))
+    result: dict[str, object] = {"pairs": len(right_B), "accuracy": mean_rate(right_B, resamples, seed).as_dict()}
+    for name, rival_B in rivals.items():
+        result[f"accuracy_{name}"] = mean_rate(rival_B, resamples, seed).as_dict()
+        result[f"lead_over_{name}"] = mean_rate(right_B - rival_B, resamples, seed).as_dict()
+    return result
+
+
+def distinct_n(answers: Sequence[Sequence[int]], n: int) -> float:
+    """Share of different n-grams among all n-grams of the answers (Li et al. 2016); 0 where there is none."""
+    grams = list(chain.from_iterable(zip(*(answer[start:] for start in range(n)), strict=False) for answer in answers))
+    return len(set(grams)) / len(grams) if grams else 0.0

@@ -1,10 +1,29 @@
-"""Stage evaluate: base, SFT and policy answer the held-out prompts; who wins, at what KL, and at what length."""
+"""Stage evaluate: base, SFT and policy answer the held-out prompts; who wins, at what KL, and at what length.
 
+The judge shares backbone and data style with the reward model, so it is not independent evidence.
+"""
+
+from dataclasses import replace
+from itertools import product
 from pathlib import Path
 
-from pipeline.comparison import Answers, answer, figures, gaps, points, side_by_side, wins
-from pipeline.data.examples import comparisons, prompts
+from torch import Tensor
+
+from pipeline.baselines import bag_of_words, length_alone
+from pipeline.comparison import (
+    Answers,
+    answer,
+    figures,
+    gaps,
+    kl_figures,
+    kl_per_answer,
+    points,
+    side_by_side,
+    win_rates,
+)
+from pipeline.data.examples import comparisons, demonstrations, prompts
 from pipeline.data.prepared import read_pairs
+from pipeline.development import ANSWERS, over_optimisation, read_watched
 from pipeline.files import write_tsv
 from pipeline.opening import open_base
 from pipeline.params.evaluate import EvaluateParams
@@ -12,16 +31,16 @@ from pipeline.params.reward import RewardParams
 from pipeline.roles import Policy, RewardModel
 from pipeline.rollout import Sampling
 from pipeline.stage import Stage, run_stage
-from pipeline.statistics import pair_accuracy
+from pipeline.statistics import beside_baselines
 from pipeline.weights import load_head
 
 ROLES = {"base": None, "sft": "sft", "policy": "policy"}
 SCORERS = ("reward", "judge")
-SAMPLES = Path("artifacts/evaluation/samples.tsv")
+FOLDER = Path("artifacts/evaluation")
 
 
 def evaluate(stage: Stage) -> None:
-    """Writes metrics/evaluate.json, plots/evaluate.tsv, artifacts/evaluation."""
+    """Writes metrics/evaluate.json, plots/evaluate.tsv, plots/overoptimisation.tsv, artifacts/evaluation."""
     cfg, runtime, tokenizer = stage.params(EvaluateParams), stage.runtime, stage.tokenizer
     pairs = read_pairs(stage.input("prepared/heldout.jsonl"))
     questions = prompts(pairs, tokenizer)
@@ -31,27 +50,47 @@ def evaluate(stage: Stage) -> None:
     heads = {name: load_head(Path(f"artifacts/{name}"), backbone.hidden_size, backbone.device) for name in SCORERS}
     scorers = {name: RewardModel(backbone, name, head) for name, head in heads.items()}
     roles = {role: Policy(backbone, name, cfg.temperature, runtime.logprob_chunk) for role, name in ROLES.items()}
-    sampling = Sampling(tokenizer.max_response, tokenizer.stop_ids, runtime.rollout_chunk, stage.seed)
+    sampled = Sampling(tokenizer.max_response, tokenizer.stop_ids, runtime.rollout_chunk, stage.seed)
+    found: dict[str, dict[str, Answers]] = {"sampled": {}, "greedy": {}}
+    kl: dict[str, Tensor] = {}
+    with stage.progress(len(found) * len(roles)) as bar:
+        for number, (mode, role) in enumerate(product(found, roles)):
+            sampling = replace(sampled, greedy=mode == "greedy")
+            theirs = answer(roles[role], scorers, questions, sampling, tokenizer, runtime.microbatch_size)
+            found[mode][role] = theirs
+            bar.advance(
+                number, reward=float(theirs.scores["reward"].mean()), length=float(theirs.lengths_B.float().mean())
+            )
+    for role, policy in roles.items():
+        kl[role] = kl_per_answer(policy, roles["sft"], found["sampled"][role].rollout, runtime.microbatch_size)
 
-    found: dict[str, Answers] = {}
-    metrics: dict[str, dict] = {}
-    with stage.progress(len(roles)) as bar, backbone.inference():
-        for number, (role, policy) in enumerate(roles.items()):
-            found[role] = answer(policy, roles["sft"], scorers, questions, sampling, tokenizer, runtime.microbatch_size)
-            metrics[role] = figures(found[role])
-            bar.advance(number, reward=metrics[role]["reward_mean"], KL=metrics[role]["kl_per_sequence_k1"])
-        held_out, _, _ = comparisons(pairs, tokenizer, stage.params(RewardParams, "reward").cut_pairs)
-        for name, model in scorers.items():
-            gaps_B = gaps(model, held_out, runtime.microbatch_size)
-            metrics[f"{name}_model"] = {"heldout_accuracy": pair_accuracy(gaps_B), "heldout_pairs": len(gaps_B)}
-    for role in ("base", "policy"):
-        metrics[role] |= wins(found[role], found["sft"], cfg.bootstrap, stage.seed)
+    metrics: dict[str, dict] = {
+        mode: {role: figures(theirs) for role, theirs in answers.items()} for mode, answers in found.items()
+    }
+    for mode, answers in found.items():
+        for role in ("base", "policy"):
+            metrics[mode][role] |= win_rates(answers[role], answers["sft"], cfg.bootstrap, stage.seed)
+    for role in roles:
+        metrics["sampled"][role] |= kl_figures(kl[role], found["sampled"][role])
+    chosen, _ = demonstrations(pairs, tokenizer)
+    metrics["chosen_answers"] = {"length_median": float(chosen.response_lengths_B.float().median())}
+    for name, model in scorers.items():
+        cut_pairs = stage.params(RewardParams, name).cut_pairs
+        batch, kept, _ = comparisons(pairs, tokenizer, cut_pairs)
+        _, train, _ = comparisons(read_pairs(stage.input(f"prepared/{name}.jsonl")), tokenizer, cut_pairs)
+        rivals = {"length_alone": length_alone(train, kept), "bag_of_words": bag_of_words(train, kept)}
+        gaps_B = gaps(model, batch, runtime.microbatch_size)
+        metrics[f"{name}_model"] = beside_baselines(gaps_B, rivals, cfg.bootstrap, stage.seed)
 
-    table = side_by_side(found, [prompt.messages[-1].content for prompt in questions])
-    write_tsv(SAMPLES, table)
-    stage.tracker.log_file(SAMPLES)
-    stage.tracker.log_table("before_and_after", table)
-    stage.curves = points(found)
+    questions_text = [prompt.messages[-1].content for prompt in questions]
+    for mode, answers in found.items():
+        table = side_by_side(answers, questions_text)
+        write_tsv(FOLDER / f"{mode}.tsv", table)
+        stage.tracker.log_table(f"before_and_after_{mode}", table)
+    watched = read_watched(stage.input(str(ANSWERS)))
+    curve = over_optimisation(watched, scorers["judge"], runtime.microbatch_size, cfg.bootstrap, stage.seed)
+    write_tsv(Path("plots/overoptimisation.tsv"), curve)
+    stage.curves = points(found["sampled"], kl)
     stage.finish(metrics)
 
 

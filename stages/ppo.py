@@ -2,10 +2,14 @@
 
 from pathlib import Path
 
+from torch import Tensor
+
 from pipeline.algorithms import ppo as ppo_algorithm
 from pipeline.batch import Experience
+from pipeline.comparison import Answers, answer, kl_per_answer
 from pipeline.data.examples import prompt_batches, prompts
 from pipeline.data.prepared import read_pairs
+from pipeline.development import Development
 from pipeline.errors import TrainingError
 from pipeline.heads import ScalarHead
 from pipeline.online import train_online
@@ -18,11 +22,15 @@ from pipeline.stage import Stage, run_stage
 from pipeline.update import Optimizer, ParameterGroup, constant_after_warmup
 from pipeline.weights import load_head, save_head
 
+FOLDER = Path("artifacts/policy")
+WATCHED = ("score_mean", "kl_per_sequence_k1", "length_mean", "end_token_rate", "entropy", "explained_variance")
+
 
 def ppo(stage: Stage) -> None:
-    """Writes artifacts/policy, metrics/ppo.json, plots/ppo.tsv."""
-    cfg, runtime = stage.params(PPOParams), stage.runtime
-    questions = prompts(read_pairs(stage.input("prepared/ppo.jsonl")), stage.tokenizer)
+    """Writes artifacts/policy, artifacts/development, metrics/ppo.json, plots/ppo.tsv."""
+    cfg, runtime, tokenizer = stage.params(PPOParams), stage.runtime, stage.tokenizer
+    questions = prompts(read_pairs(stage.input("prepared/ppo.jsonl")), tokenizer)
+    watched = prompts(read_pairs(stage.input("prepared/development.jsonl")), tokenizer)
     if len(questions) < cfg.rollout_size:
         raise TrainingError(
             f"ppo.rollout_size is {cfg.rollout_size} but the part ppo has {len(questions)} prompts, fewer than one batch; "
@@ -36,36 +44,32 @@ def ppo(stage: Stage) -> None:
     value_head = ScalarHead(backbone.hidden_size, std=0.0).to(backbone.device)
     policy = Policy(backbone, "policy", cfg.temperature, runtime.logprob_chunk, value_head)
     reference = Policy(backbone, "sft", cfg.temperature, runtime.logprob_chunk)
-    reward_model = RewardModel(
-        backbone, "reward", load_head(Path("artifacts/reward"), backbone.hidden_size, backbone.device)
-    )
-    optimizer = Optimizer(
-        [
-            ParameterGroup("policy", backbone.train("policy"), cfg.lr),
-            ParameterGroup("value", list(value_head.parameters()), cfg.value_lr),
-        ],
-        cfg.max_grad_norm,
-        constant_after_warmup(cfg.warmup_steps),
-    )
-    sampling = Sampling(stage.tokenizer.max_response, stage.tokenizer.stop_ids, runtime.rollout_chunk, stage.seed)
+    head = load_head(Path("artifacts/reward"), backbone.hidden_size, backbone.device)
+    reward_model = RewardModel(backbone, "reward", head)
+    actor, critic = backbone.train("policy"), list(value_head.parameters())
+    groups = [ParameterGroup("policy", actor, cfg.lr), ParameterGroup("value", critic, cfg.value_lr)]
+    optimizer = Optimizer(groups, cfg.max_grad_norm, constant_after_warmup(cfg.warmup_steps))
+    sampling = Sampling(tokenizer.max_response, tokenizer.stop_ids, runtime.rollout_chunk, stage.seed)
+
+    def sample() -> tuple[Answers, Tensor]:
+        scorers = {"reward": reward_model}
+        found = answer(policy, scorers, watched, sampling, tokenizer, runtime.microbatch_size)
+        return found, kl_per_answer(policy, reference, found.rollout, runtime.microbatch_size)
+
+    development = Development(sample, [*actor, *critic], tokenizer.end_id, cfg, stage.tracker.log_metrics)
     with stage.progress(cfg.iterations) as bar:
 
         def log(step: int, stats: dict[str, float], experience: Experience) -> None:
             stage.log(step, stats)
-            bar.advance(
-                step,
-                score=stats["score_mean"],
-                KL=stats["kl_per_sequence_k1"],
-                length=stats["length_mean"],
-                loss=stats["loss"],
-            )
+            shown = {"score": "score_mean", "KL": "kl_per_sequence_k1", "length": "length_mean", "loss": "loss"}
+            bar.advance(step, **{label: stats[name] for label, name in shown.items()})
             if step % runtime.samples_every == 0 or step + 1 == cfg.iterations:
-                stage.tracker.log_table(f"samples/step_{step:04d}", sample_rows(experience, stage.tokenizer)[:16])
+                stage.tracker.log_table(f"samples/step_{step:04d}", sample_rows(experience, tokenizer)[:16])
 
         train_online(
             policy,
             reference,
-            lambda rollout: reward_model.score(rollout.ended(stage.tokenizer.end_id)),
+            lambda rollout: reward_model.score(rollout.ended(tokenizer.end_id)),
             prompt_batches(questions, cfg.rollout_size, cfg.iterations, stage.seed),
             optimizer,
             ppo_algorithm(cfg),
@@ -73,14 +77,21 @@ def ppo(stage: Stage) -> None:
             sampling,
             runtime.microbatch_size,
             log,
+            development,
         )
     assert frozen == {name: backbone.adapter_hash(name) for name in frozen}, "a frozen adapter has moved"
-    backbone.save_adapter("policy", Path("artifacts/policy"))
-    save_head(value_head, Path("artifacts/policy"))
-    first, last = stage.curves[0], stage.curves[-1]
-    watched = ("score_mean", "kl_per_sequence_k1", "length_mean", "end_token_rate", "entropy", "explained_variance")
+    development.restore_kept()
+    development.write()
+    backbone.save_adapter("policy", FOLDER)
+    save_head(value_head, FOLDER)
+    ends = {"first": stage.curves[0], "last": stage.curves[-1]}
     stage.finish(
-        {"prompts": len(questions), "first": {k: first[k] for k in watched}, "last": {k: last[k] for k in watched}}
+        {
+            "prompts": len(questions),
+            "kept_step": development.kept_step,
+            "development": {f"step_{step:04d}": found for step, found in development.figures.items()},
+            **{name: {key: row[key] for key in WATCHED} for name, row in ends.items()},
+        }
     )
 
 

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import torch
 
-from pipeline.baselines import bag_of_words_accuracy, length_accuracy
+from pipeline.baselines import bag_of_words, length_alone
 from pipeline.comparison import gaps
 from pipeline.data.examples import comparisons, demonstrations, epochs_of, steps_in
 from pipeline.data.prepared import read_pairs
@@ -19,7 +19,7 @@ from pipeline.opening import open_base
 from pipeline.params.reward import RewardParams
 from pipeline.roles import RewardModel
 from pipeline.stage import Stage, run_stage
-from pipeline.statistics import pair_accuracy
+from pipeline.statistics import wins
 from pipeline.update import Optimizer, ParameterGroup, cosine_to_tenth
 from pipeline.weights import save_head
 
@@ -68,9 +68,9 @@ def reward(stage: Stage) -> None:
     gaps_B = gaps(model, watched, stage.runtime.microbatch_size)
     stage.finish(
         {
-            "development_accuracy": pair_accuracy(gaps_B),
-            "development_accuracy_length_alone": length_accuracy(kept, watched_kept),
-            "development_accuracy_bag_of_words": bag_of_words_accuracy(kept, watched_kept),
+            "development_accuracy": float(wins(gaps_B, torch.zeros_like(gaps_B)).mean()),
+            "development_accuracy_length_alone": float(length_alone(kept, watched_kept).mean()),
+            "development_accuracy_bag_of_words": float(bag_of_words(kept, watched_kept).mean()),
             "development_gap": float(gaps_B.mean()),
             "development_pairs": len(watched),
             "steps": steps,

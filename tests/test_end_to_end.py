@@ -21,7 +21,7 @@ from transformers import AutoModelForCausalLM
 from pipeline.base_model import locate
 
 ENVIRONMENT = os.environ | {"PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}", "COLUMNS": "200"}
-ARTIFACTS = ("sft", "reward", "judge", "policy", "evaluation")
+ARTIFACTS = ("sft", "reward", "judge", "policy", "development", "evaluation")
 
 
 def run(folder: Path, *words: str, **environment: str) -> subprocess.CompletedProcess[str]:
@@ -91,8 +91,13 @@ def test_every_stage_leaves_what_it_should(finished: tuple[Path, str]) -> None:
     for name in ARTIFACTS:
         assert (folder / "artifacts" / name).is_dir()
     metrics = json.loads((folder / "metrics/evaluate.json").read_text())
-    assert metrics["sft"]["kl_per_sequence_k1"] == 0
-    assert 0 <= metrics["policy"]["win_rate_judge"]["low"] <= metrics["policy"]["win_rate_judge"]["mean"] <= 1
+    assert metrics["sampled"]["sft"]["kl_per_sequence_k1"] == 0
+    for mode in ("sampled", "greedy"):
+        for rate in ("win_rate_reward", "win_rate_judge", "win_rate_judge_length_controlled"):
+            found = metrics[mode]["policy"][rate]
+            assert 0 <= found["low"] <= found["mean"] <= found["high"] <= 1
+    watched = (folder / "plots/overoptimisation.tsv").read_text().splitlines()
+    assert [line.split("\t")[0] for line in watched] == ["step", "0", "2", "3"]
     prepared = json.loads((folder / "metrics/prepare.json").read_text())
     assert prepared["prompts_in_two_parts"] == 0
     assert sum(prepared["prompts"].values()) == 120
@@ -127,7 +132,7 @@ def test_mlflow_has_the_parent_its_children_and_their_lineage(finished: tuple[Pa
     assert tags["input:artifacts/sft"] == runs["sft"].data.tags["output:artifacts/sft"]
     assert len(client.get_metric_history(runs["ppo"].info.run_id, "score_mean")) == 3
     assert runs["ppo"].data.params["ppo.kl_coef"] == "0.02"
-    assert "evaluate.policy.win_rate_judge.mean" in parent.data.metrics
+    assert "evaluate.sampled.policy.win_rate_judge.mean" in parent.data.metrics
     samples = [item.path for item in client.list_artifacts(runs["ppo"].info.run_id, "samples")]
     assert samples == ["samples/step_0000.json", "samples/step_0002.json"]
 
@@ -147,7 +152,7 @@ def test_the_table_is_printed(finished: tuple[Path, str]) -> None:
     folder, _ = finished
     table = run(folder, sys.executable, "-m", "pipeline.summary")
     assert table.returncode == 0
-    for word in ("base", "SFT", "policy", "wins (judge)", "make ui"):
+    for word in ("base", "SFT", "policy", "wins (judge)", "at equal length", "bag of words", "make ui"):
         assert word in table.stdout
 
 
@@ -180,7 +185,7 @@ def test_forced_again_everything_has_the_same_hash(finished: tuple[Path, str]) -
     assert forced.returncode == 0, forced.stdout + forced.stderr
     assert forced.stdout.count("Running stage") == 6
     assert output_hashes(folder) == before
-    assert len(before) == 24
+    assert len(before) == 26
 
 
 @pytest.mark.parametrize(

@@ -66,7 +66,7 @@ class World:
 
     def train(self, iterations: int, log: Callable = lambda *_: None) -> None:
         train_online(
-            self.policy, self.reference, lengths_B, [PROMPTS] * iterations, self.optimizer, ppo(self.cfg), self.cfg, SAMPLING, 3, log
+            self.policy, self.reference, lengths_B, [PROMPTS] * iterations, self.optimizer, ppo(self.cfg), self.cfg, SAMPLING, 3, log, lambda _: None
         )  # fmt: skip
 
 
@@ -177,6 +177,7 @@ def test_ppo_raises_a_reward_it_can_reach(make_backbone: Callable[..., Backbone]
             sampling,
             32,
             lambda _, stats, __, history=history: history.append(stats["length_mean"]),
+            lambda _: None,
         )
         lengths[sign] = history
     first = lengths[1][0]

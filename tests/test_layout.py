@@ -15,6 +15,7 @@ LAYERS = [
         "pipeline.online",
         "pipeline.offline",
         "pipeline.comparison",
+        "pipeline.development",
         "pipeline.stage",
         "pipeline.opening",
         "pipeline.summary",

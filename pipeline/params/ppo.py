@@ -92,6 +92,20 @@ class PPOParams(Section):
     )
     score_clip: float = param("scores are clipped to -+ this", 10.0, gt=0)
     missing_eos_penalty: float = param("taken off the score of an answer that was cut", 1.0, ge=0)
+    watch_every: int = param(
+        "the development prompts are answered before the first iteration, after every so many, and after the last",
+        2,
+        ge=1,
+    )
+    keep: Literal["last", "best"] = param(
+        "last: the policy after the last iteration; best: of the watched ones that with the highest reward on development prompts",
+        "best",
+    )
+    keep_max_kl: float = param(
+        "keep: best takes no policy that is further from the SFT model, in nats per answer on development prompts",
+        15.0,
+        gt=0,
+    )
     old_logprobs: Literal["recompute", "rollout"] = param(
         "recompute: by the update's own forward, so that the ratio starts at 1; rollout: as sampled", "recompute"
     )

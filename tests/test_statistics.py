@@ -1,0 +1,114 @@
+"""Win rates, intervals and baselines against values worked out by hand."""
+
+import numpy as np
+import pytest
+import torch
+
+from pipeline.baselines import bag_of_words, length_alone
+from pipeline.data.records import Message, Pair
+from pipeline.statistics import (
+    Rate,
+    beside_baselines,
+    bootstrap,
+    distinct_n,
+    length_controlled_rate,
+    mean_rate,
+    wins,
+)
+
+
+def test_a_tie_is_half_a_win() -> None:
+    assert wins(torch.tensor([1.0, 2.0, 3.0]), torch.tensor([0.0, 2.0, 4.0])).tolist() == [1.0, 0.5, 0.0]
+
+
+def test_the_interval_of_two_rows_is_all_of_zero_to_one() -> None:
+    """Drawn with replacement from (0, 1), both rows are 0 in a quarter of the resamples and both 1 in a quarter."""
+    assert mean_rate([0, 1], resamples=2000, seed=3) == Rate(0.5, 0.0, 1.0)
+
+
+def test_the_interval_narrows_as_the_normal_one_does() -> None:
+    """100 rows, 60 of them wins: 0.6 -+ 1.96 * sqrt(0.6 * 0.4 / 100) = 0.6 -+ 0.096."""
+    rate = mean_rate([1] * 60 + [0] * 40, resamples=4000, seed=3)
+    assert rate.mean == pytest.approx(0.6)
+    assert (rate.low, rate.high) == (pytest.approx(0.504, abs=0.015), pytest.approx(0.696, abs=0.015))
+
+
+def test_a_rate_without_variance_has_no_width() -> None:
+    assert mean_rate([1, 1, 1], resamples=100, seed=0) == Rate(1.0, 1.0, 1.0)
+
+
+def test_the_bootstrap_draws_rows_and_is_the_same_each_time() -> None:
+    seen: list[int] = []
+
+    def record(rows: np.ndarray) -> float:
+        seen.append(len(rows))
+        return float(rows.sum())
+
+    assert bootstrap(record, 5, 100, seed=1) == bootstrap(record, 5, 100, seed=1)
+    assert seen == [5] * 202
+
+
+def test_a_win_rate_that_length_explains_is_one_half_at_equal_length() -> None:
+    """Longer answers win 80% and shorter ones 20%, but three quarters are longer: raw 0.65, at equal length 0.5."""
+    wins_B = np.array([1.0] * 240 + [0.0] * 60 + [1.0] * 20 + [0.0] * 80)
+    extra_B = np.array([7.0] * 300 + [-7.0] * 100)
+    assert mean_rate(wins_B, 100, 0).mean == pytest.approx(0.65)
+    rate = length_controlled_rate(wins_B, extra_B, 100, 0)
+    assert rate.mean == pytest.approx(0.5, abs=0.02)
+    assert rate.low < 0.5 < rate.high
+
+
+def test_a_win_rate_that_length_does_not_explain_stays() -> None:
+    """70% of wins among the longer and among the shorter answers alike."""
+    wins_B = np.array(([1.0] * 7 + [0.0] * 3) * 20)
+    extra_B = np.array([5.0] * 100 + [-5.0] * 100)
+    assert length_controlled_rate(wins_B, extra_B, 100, 0).mean == pytest.approx(0.7, abs=1e-3)
+
+
+def test_ties_weigh_half_at_equal_length_too() -> None:
+    extra_B = np.array([1.0, -1.0, 2.0, -2.0])
+    assert length_controlled_rate(np.full(4, 0.5), extra_B, 100, 0).mean == pytest.approx(0.5)
+
+
+@pytest.mark.parametrize("wins_B", [[1.0, 1.0, 1.0], [1.0, 0.0, 1.0]])
+def test_without_length_differences_or_losses_the_raw_rate_stands(wins_B: list[float]) -> None:
+    equal = length_controlled_rate(np.array(wins_B), np.zeros(3), 100, 0)
+    assert equal == mean_rate(wins_B, 100, 0)
+    assert length_controlled_rate(np.ones(3), np.array([1.0, 2.0, -5.0]), 100, 0) == Rate(1.0, 1.0, 1.0)
+
+
+def test_distinct_n_counts_inside_answers_only() -> None:
+    """(1,2) (2,1) and (1,2): two of three; no pair spans two answers."""
+    answers = [[1, 2, 1], [1, 2]]
+    assert distinct_n(answers, 1) == pytest.approx(2 / 5)
+    assert distinct_n(answers, 2) == pytest.approx(2 / 3)
+    assert distinct_n([[7]], 2) == 0.0
+
+
+def test_a_model_beside_its_rivals() -> None:
+    rival = np.array([1.0, 1.0, 0.0, 0.0])
+    found = beside_baselines(torch.tensor([1.0, -1.0, 2.0, 0.0]), {"coin": rival}, 100, 0)
+    assert found["pairs"] == 4
+    assert found["accuracy"]["mean"] == pytest.approx(0.625)
+    assert found["accuracy_coin"]["mean"] == pytest.approx(0.5)
+    assert found["lead_over_coin"]["mean"] == pytest.approx(0.125)
+
+
+def pair(chosen: str, rejected: str) -> Pair:
+    return Pair((Message("user", "q"),), chosen, rejected)
+
+
+def test_length_alone_goes_the_way_that_training_pairs_go() -> None:
+    test = [pair("aaaa", "a"), pair("a", "aaaa"), pair("aa", "bb")]
+    assert length_alone([pair("long one", "x")], test).tolist() == [1.0, 0.0, 0.5]
+    assert length_alone([pair("x", "long one")], test).tolist() == [0.0, 1.0, 0.5]
+
+
+def test_a_bag_of_words_learns_the_word_and_nothing_else() -> None:
+    train = [pair("good day", "bad day"), pair("good night", "bad night")]
+    assert bag_of_words(train, [pair("so good", "so bad"), pair("bad", "good"), pair("new", "words")]).tolist() == [
+        1.0,
+        0.0,
+        0.5,
+    ]
+    assert bag_of_words([pair("one", "two")], [pair("x", "y")]).tolist() == [0.5]
