@@ -13,10 +13,12 @@ from pipeline.progress import console
 METRICS = Path("metrics/evaluate.json")
 ROLES = {"base": "base", "sft": "SFT", "policy": "policy"}
 NOTES = """\
-wins: share of prompts where the answer scores above SFT's (ties one half), with a 95% interval; by the reward model that
-PPO was trained on, and by a judge that PPO never saw; "at equal length" is what is left when length is accounted for.
-The judge shares backbone and data style with the reward model: it is not independent evidence.
-KL: to the SFT model, per answer. ends: answers that end by themselves. distinct: different word pairs among all.
+wins: share of prompts where the answer scores above SFT's (ties one half), in %,
+with a 95% interval; by the reward model that PPO was trained on, and by a judge
+that PPO never saw. at equal length: the judge's, length accounted for. The judge
+shares backbone and data style with the reward model: not independent evidence.
+KL: to the SFT model, in nats per answer. tokens: median length. ends: answers
+that end by themselves. distinct: different pairs of tokens among all.
 
 answers side by side   artifacts/evaluation/sampled.tsv, greedy.tsv
 curves                 dvc plots show
@@ -25,19 +27,10 @@ runs compared          make ui"""
 
 def answers_table(metrics: dict[str, Any]) -> Table:
     """Base, SFT and policy side by side, sampled and greedy."""
-    result = Table(title="Answers to the held-out prompts", title_justify="left", box=box.SIMPLE_HEAD)
-    for column in (
-        "",
-        "wins (reward)",
-        "wins (judge)",
-        "at equal length",
-        "reward",
-        "KL",
-        "tokens",
-        "ends",
-        "distinct",
-    ):
-        result.add_column(column, justify="right" if column else "left", no_wrap=True)
+    result = _table(
+        "Answers to the held-out prompts",
+        ("", "wins by\nreward", "wins by\njudge", "at equal\nlength", "KL", "tokens", "ends", "distinct"),
+    )
     for mode in ("sampled", "greedy"):
         result.add_row(mode, style="bold")
         for role, name in ROLES.items():
@@ -47,7 +40,6 @@ def answers_table(metrics: dict[str, Any]) -> Table:
                 _rate(row.get("win_rate_reward")),
                 _rate(row.get("win_rate_judge")),
                 _rate(row.get("win_rate_judge_length_controlled")),
-                f"{row['reward_mean']:.2f}",
                 f"{row['kl_per_sequence_k1']:.1f}" if mode == "sampled" else "-",
                 f"{row['length_median']:.0f}",
                 f"{row['end_token_rate']:.0%}",
@@ -58,19 +50,16 @@ def answers_table(metrics: dict[str, Any]) -> Table:
 
 def models_table(metrics: dict[str, Any]) -> Table:
     """Reward model and judge beside what they must beat."""
-    pairs = metrics["reward_model"]["pairs"]
-    result = Table(title=f"Right on {pairs} held-out pairs", title_justify="left", box=box.SIMPLE_HEAD)
-    for column in ("", "accuracy", "length alone", "bag of words", "lead over words"):
-        result.add_column(column, justify="right" if column else "left", no_wrap=True)
-    for name in ("reward_model", "judge_model"):
+    title = f"Right on {metrics['reward_model']['pairs']} held-out pairs"
+    result = _table(title, ("", "accuracy", "length\nalone", "lead over\nit", "bag of\nwords", "lead over\nit"))
+    for name, shown in (("reward_model", "reward"), ("judge_model", "judge")):
         row = metrics[name]
-        result.add_row(
-            name.replace("_model", "").replace("reward", "reward model"),
-            _rate(row["accuracy"]),
-            _rate(row["accuracy_length_alone"]),
-            _rate(row["accuracy_bag_of_words"]),
-            _rate(row["lead_over_bag_of_words"], sign="+"),
+        rivals = (
+            rate
+            for rival in ("length_alone", "bag_of_words")
+            for rate in (_rate(row[f"accuracy_{rival}"]), _lead(row[f"lead_over_{rival}"]))
         )
+        result.add_row(shown, _rate(row["accuracy"]), *rivals)
     return result
 
 
@@ -84,10 +73,25 @@ def main() -> None:
     console.print(NOTES, markup=False)
 
 
-def _rate(rate: dict[str, float] | None, sign: str = "") -> str:
+def _table(title: str, columns: tuple[str, ...]) -> Table:
+    table = Table(title=title, title_justify="left", box=box.SIMPLE_HEAD, pad_edge=False, padding=(0, 1, 0, 0))
+    for column in columns:
+        table.add_column(column, justify="right" if column else "left", no_wrap=True)
+    return table
+
+
+def _rate(rate: dict[str, float] | None) -> str:
     if rate is None:
         return "-"
-    return "{mean:{sign}.0%} ({low:.0%} to {high:.0%})".format(sign=sign, **rate)
+    return "{mean:.0f}% ({low:.0f}-{high:.0f})".format(**_percent(rate))
+
+
+def _lead(difference: dict[str, float]) -> str:
+    return "{mean:+.0f} ({low:+.0f} to {high:+.0f})".format(**_percent(difference))
+
+
+def _percent(rate: dict[str, float]) -> dict[str, float]:
+    return {key: 100 * value for key, value in rate.items()}
 
 
 if __name__ == "__main__":
