@@ -87,7 +87,7 @@ def _rate(rate: dict[str, float] | None) -> str:
 
 
 def _lead(difference: dict[str, float]) -> str:
-    return "{mean:+.0f} ({low:+.0f} to {high:+.0f})".format(**_percent(difference))
+    return "{mean:+.0f} ({low:+.0f}, {high:+.0f})".format(**_percent(difference))
 
 
 def _percent(rate: dict[str, float]) -> dict[str, float]:
