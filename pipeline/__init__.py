@@ -3,9 +3,11 @@
 import logging
 import os
 
-# OpenMP threads that spin while they wait make torch 10 to 20 times slower as soon as anything else runs on the
-# machine. The variable is read when torch loads its OpenMP runtime, so it is set before any module imports torch.
+# OpenMP threads that spin for long while they wait make torch 10 to 20 times slower as soon as anything else runs on the
+# machine; threads that go to sleep at once make it up to 1.7 times slower when nothing else does. A short spin gives both
+# back (docs/performance.md). The variables are read when torch loads its OpenMP runtime, so before any module imports torch.
 os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
+os.environ.setdefault("GOMP_SPINCOUNT", "2000")
 # cuBLAS needs a fixed workspace for deterministic results; it is read when the first handle is made.
 os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
 # Forked tokenizer threads bring no speed at our sizes and print warnings.
