@@ -20,6 +20,7 @@ from pipeline.data.turns import (
 
 SYSTEM_FIELDS = ("system", "system_prompt")
 SIDES = ("chosen", "rejected")
+OPENAI_SIDES = ("preferred_output", "non_preferred_output")
 RANKED = ("outputs", "responses", "output")
 
 
@@ -48,7 +49,9 @@ def with_system(row: dict[str, Any], prompt: tuple[Message, ...]) -> tuple[Messa
         if row.get(field) is None or not text_of(field, row[field]).strip():
             continue
         if prompt and prompt[0].role == "system":
-            raise BadRow(field, "text", "is there beside a system turn; leave one of them out")
+            if prompt[0].content.strip() == row[field].strip():
+                return prompt
+            raise BadRow(field, "text", "is there beside another system turn; leave one of them out")
         return (Message("system", row[field]), *prompt)
     return prompt
 
@@ -155,6 +158,16 @@ def pair_of_conversations(sides: tuple[str, str], row: dict[str, Any]) -> Parsed
     if any(isinstance(row[side], dict) for side in sides):
         raise BadRow("prompt", "missing", "is missing")
     return _two_sides("prompt", None, row, sides)
+
+
+def openai_pair(row: dict[str, Any]) -> Parsed:
+    """OpenAI's preference format: messages in `input`, and two lists of messages that go on from there."""
+    given = required(row, "input")
+    if not isinstance(given, dict):
+        raise wrong_type("input", given, "an object with messages")
+    prompt = prompt_of("input.messages", given.get("messages"))
+    _check_sides(row, OPENAI_SIDES)
+    return _two_sides("input.messages", prompt, row, OPENAI_SIDES)
 
 
 def ranked(prompt: PromptField, row: dict[str, Any]) -> Parsed:

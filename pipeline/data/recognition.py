@@ -6,9 +6,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from pipeline.data.parsing import RANKED, Parsed
-from pipeline.data.records import Demonstration, Pair, PromptOnly, Record, as_demonstration
+from pipeline.data.records import Pair, PromptOnly, Record, as_demonstration
 from pipeline.data.shapes import DEMONSTRATIONS, KINDS, PAIRS, PROMPTS, SHAPES, Shape
-from pipeline.data.turns import NO_TOOLS, BadRow, is_tool_turn
+from pipeline.data.turns import NOTHING, BadRow, is_tool_turn
 from pipeline.errors import DataError
 
 SAMPLE = 100  # rows of a file that are looked at
@@ -31,7 +31,7 @@ class Refusal:
 
 
 def _has_tools(row: dict[str, Any]) -> bool:
-    if any(row.get(field) not in NO_TOOLS for field in ("tools", "functions")):
+    if any(row.get(field) not in NOTHING for field in ("tools", "functions")):
         return True
     lists = (row.get(field) for field in ("messages", "conversations", "chosen_messages", "prompt"))
     turns = (turn for value in lists if isinstance(value, list) for turn in value if isinstance(turn, dict))
@@ -39,7 +39,12 @@ def _has_tools(row: dict[str, Any]) -> bool:
 
 
 def _is_kto(row: dict[str, Any]) -> bool:
-    return isinstance(row.get("label"), bool) and any(row.get(name) is not None for name in ("completion", "response"))
+    answers = ("completion", "response", "messages", "conversations")
+    return isinstance(row.get("label"), bool) and any(row.get(name) is not None for name in answers)
+
+
+def _has_media(row: dict[str, Any]) -> bool:
+    return any(row.get(field) not in NOTHING for field in ("images", "image", "videos", "audios"))
 
 
 TOOLS = Refusal(
@@ -50,6 +55,10 @@ KTO = Refusal(
     "single answers with a label, good or bad (KTO)",
     "a reward model needs two answers to one prompt: join good and bad answers of a prompt into chosen and rejected; "
     "or keep the rows whose label is true, without the field label, as demonstrations",
+)
+MEDIA = Refusal(
+    "conversations about images, videos or sounds",
+    "only text is trained on here; keep the rows without them",
 )
 RANKINGS = Refusal(
     f"ranked answers (a prompt and a list, best first, in {', '.join(RANKED)})",
@@ -62,7 +71,11 @@ TEXT = Refusal(
 TOKENS = Refusal(
     "token ids", "ids are made here, by the base model's own tokenizer; bring the text that they were made of"
 )
-REFUSED: list[tuple[Callable[[dict[str, Any]], bool], Refusal]] = [(_has_tools, TOOLS), (_is_kto, KTO)]
+REFUSED: list[tuple[Callable[[dict[str, Any]], bool], Refusal]] = [
+    (_has_tools, TOOLS),
+    (_has_media, MEDIA),
+    (_is_kto, KTO),
+]
 LAST_REFUSED: list[tuple[str, Refusal]] = [("text", TEXT), ("input_ids", TOKENS)]  # only where there is no reading
 
 
@@ -154,8 +167,6 @@ def _elected(file: str, rows: list[dict[str, Any]], votes: Counter[str]) -> str:
 
 def _say_the_same(richer: Shape, poorer: Shape, rows: list[dict[str, Any]]) -> bool:
     """Whether what `richer` reads of the rows is also in what `poorer` reads, as in data that repeat the chosen answer."""
-    if richer.kind == poorer.kind:
-        return False
     for row in rows:
         try:
             ours, theirs = (
@@ -163,15 +174,16 @@ def _say_the_same(richer: Shape, poorer: Shape, rows: list[dict[str, Any]]) -> b
                 for shape in (richer, poorer)
             )
         except BadRow:
-            continue  # the row will be a reject whichever shape the file has
+            continue  # the row will be a reject, whichever shape the file has
         if not ours <= theirs:
             return False
     return True
 
 
-def _last_exchange(record: Record) -> tuple[str, str]:
-    answer = record.answer.strip() if isinstance(record, Demonstration) else ""
-    return record.prompt[-1].content.strip(), answer
+def _last_exchange(record: Record) -> tuple[str, ...]:
+    """The last turn of the prompt and the answers, without the context before, which not all fields repeat."""
+    answers = (getattr(record, name, "") for name in ("answer", "chosen", "rejected"))
+    return tuple(text.strip() for text in (record.prompt[-1].content, *answers))
 
 
 def as_kind(parsed: Parsed, wanted: str | None) -> tuple[Record, ...]:

@@ -11,12 +11,14 @@ from typing import Any
 
 from pipeline.data.parsing import (
     INSTRUCTION,
+    OPENAI_SIDES,
     RANKED,
     SIDES,
     SYSTEM_FIELDS,
     Parsed,
     answered,
     conversation,
+    openai_pair,
     pair,
     pair_of_conversations,
     plain_field,
@@ -105,6 +107,7 @@ SHAPES: dict[str, Shape] = {
     "instruction-pairs": Shape(
         "instruction with chosen and rejected", PAIRS, partial(pair, INSTRUCTION), ("instruction",), SIDES, EXTRAS
     ),
+    "input-pairs": _pairs("input with chosen and rejected", "input"),
     "sharegpt-pairs": _pairs("ShareGPT pairs", "conversations"),
     "hh-transcripts": Shape(
         "HH transcripts",
@@ -126,6 +129,7 @@ SHAPES: dict[str, Shape] = {
         partial(pair_of_conversations, MESSAGE_SIDES),
         either=MESSAGE_SIDES,
     ),
+    "openai-pairs": Shape("OpenAI preference pairs", PAIRS, openai_pair, ("input",), OPENAI_SIDES),
     "prompt-ranked": _ranked("prompt"),
     "question-ranked": _ranked("question"),
     "instruction-ranked": _ranked("instruction"),
@@ -133,6 +137,7 @@ SHAPES: dict[str, Shape] = {
     "sharegpt": Shape(
         "ShareGPT conversations", DEMONSTRATIONS, partial(conversation, "conversations"), ("conversations",)
     ),
+    "conversation": Shape("conversations", DEMONSTRATIONS, partial(conversation, "conversation"), ("conversation",)),
     "alpaca": _instruction("Alpaca instructions", "output"),
     "dolly": _instruction("Dolly instructions", "response"),
     "seed-tasks": Shape("self-instruct seed tasks", DEMONSTRATIONS, seed_task, ("instruction", "instances")),
@@ -142,6 +147,7 @@ SHAPES: dict[str, Shape] = {
     "question-response": _question("question", "response"),
     "query-response": _question("query", "response"),
     "input-output": _question("input", "output"),
+    "problem-solution": _question("problem", "solution"),
     "prompt-alone": Shape(
         "prompts without answers", PROMPTS, partial(prompt_alone, plain_field("prompt")), ("prompt",)
     ),

@@ -14,7 +14,7 @@ ROLES = {
 }
 ROLE_OF = {name: role for role, names in ROLES.items() for name in names}
 TOOL_ROLES = ("tool", "function", "function_call", "tool_call", "observation", "tool_response", "ipython")
-NO_TOOLS = (None, "", "[]", "null", [], {})
+NOTHING = (None, "", "[]", "null", [], {})
 HH_TURN = re.compile(r"(?:\A|\n\n)(Human|Assistant):")
 KINDS = {
     type(None): "null",
@@ -113,7 +113,7 @@ def _turn(field: str, turn: Any) -> Turn:
 def is_tool_turn(turn: dict[str, Any]) -> bool:
     """Whether a turn calls a tool, or is what the tool gave back."""
     role = turn.get("role", turn.get("from"))
-    return role in TOOL_ROLES or any(turn.get(key) not in NO_TOOLS for key in ("tool_calls", "function_call"))
+    return role in TOOL_ROLES or any(turn.get(key) not in NOTHING for key in ("tool_calls", "function_call"))
 
 
 def _content(field: str, content: Any) -> str:
