@@ -167,6 +167,7 @@ def _elected(file: str, rows: list[dict[str, Any]], votes: Counter[str]) -> str:
 
 def _say_the_same(richer: Shape, poorer: Shape, rows: list[dict[str, Any]]) -> bool:
     """Whether what `richer` reads of the rows is also in what `poorer` reads, as in data that repeat the chosen answer."""
+    compared = False
     for row in rows:
         try:
             ours, theirs = (
@@ -174,10 +175,11 @@ def _say_the_same(richer: Shape, poorer: Shape, rows: list[dict[str, Any]]) -> b
                 for shape in (richer, poorer)
             )
         except BadRow:
-            continue  # the row will be a reject, whichever shape the file has
+            continue  # the row says nothing of how the two agree
         if not ours <= theirs:
             return False
-    return True
+        compared = True
+    return compared
 
 
 def _last_exchange(record: Record) -> tuple[str, ...]:
