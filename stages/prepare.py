@@ -29,7 +29,7 @@ def prepare(stage: Stage) -> None:
     """Writes prepared/ and metrics/prepare.json."""
     for warning in check_params():
         console.print(f"note: {warning}", markup=False, style="yellow")
-    cfg = stage.params(DataParams, "data")
+    cfg, tokenizer = stage.params(DataParams, "data"), stage.tokenizer
     FOLDER.mkdir(exist_ok=True)
     with TemporaryFile(dir=FOLDER) as spill:  # beside the outputs: a small /tmp may not hold it
         pool = Pool(spill)
@@ -39,7 +39,7 @@ def prepare(stage: Stage) -> None:
         made_of |= {part: kind for part, kind in (("sft", "demonstrations"), ("ppo", "prompts")) if kind in tallies}
         division = divide(pool.index(), made_of, cfg.split, cfg.max_prompts)
         assert division.prompts_in_two_parts == 0, "a prompt is in two parts"
-        counts = write(division, pool, stage.tokenizer)
+        counts = write(division, pool, tokenizer)
     name, revision = public_name(stage.params(BaseParams, "base").model)
     write_json(BASE_FILE, {"name": name, "revision": revision, "fingerprint": fingerprint(stage.base_folder)})
     stage.finish(

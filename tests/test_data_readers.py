@@ -15,7 +15,7 @@ from conftest import ROOT
 from taking import demonstration, pair, take, write_rows
 
 from pipeline.data.hub import hub_rows
-from pipeline.data.intake import SHOWN_REJECTS, check_share, take_in_all
+from pipeline.data.intake import MOST_LOOKED_AT, SHOWN_REJECTS, check_share, take_in_all
 from pipeline.data.json_arrays import CHUNK, array_items
 from pipeline.data.records import Pair, prompt_key
 from pipeline.data.rows import MAX_ROW, Row
@@ -179,6 +179,19 @@ def test_csv_lines_are_counted_over_line_breaks_in_cells(tmp_path: Path) -> None
         (4, "row has another number of cells than the first line"),
         (5, "chosen holds bytes that are not UTF-8, or one half of an escaped pair of surrogates"),
     ]
+
+
+def test_rows_after_many_broken_ones_are_still_read(tmp_path: Path) -> None:
+    (tmp_path / "rows.jsonl").write_bytes(b"# no JSON\n" * 500 + LINES)
+    records, tally = take(tmp_path / "rows.jsonl")
+    assert (records, tally.rejects) == (PAIRS, {"row is not valid JSON": 500})
+    (tmp_path / "rows.jsonl").write_bytes(b"[]\n" * MOST_LOOKED_AT + LINES)
+    records, tally = take(tmp_path / "rows.jsonl")
+    assert not records
+    assert tally.rejects == {
+        "row is a list, not an object": MOST_LOOKED_AT,
+        f"row comes after {MOST_LOOKED_AT} rows of which none is an object": 3,
+    }
 
 
 def test_a_line_too_long_is_a_reject_and_the_next_is_read(tmp_path: Path) -> None:

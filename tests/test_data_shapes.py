@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any, get_args
 
 import pytest
-from conftest import SHARED
+from conftest import ROOT, SHARED
 from taking import assistant, demonstration, pair, prompt_only, system, take, user, write_rows
 
 from pipeline.data.records import Demonstration, Pair, PromptOnly, Record
@@ -145,6 +145,11 @@ def test_named_shape_reads_the_same(name: str, tmp_path: Path) -> None:
 
 def test_parameter_takes_the_names_of_all_shapes() -> None:
     assert get_args(DataParams.model_fields["shape"].annotation) == ("auto", *SHAPES)
+
+
+def test_every_shape_is_in_the_docs() -> None:
+    text = (ROOT / "docs" / "data_shapes.md").read_text(encoding="utf-8")
+    assert all(f"`{name}`" in text for name in SHAPES)
 
 
 def test_what_is_printed_names_shape_rows_and_unread_fields(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

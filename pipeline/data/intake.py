@@ -13,12 +13,13 @@ from pipeline.data.records import Record
 from pipeline.data.rows import Row
 from pipeline.data.shapes import PROMPTS, SHAPES, Shape
 from pipeline.data.sources import DataFile, find_data
-from pipeline.data.turns import BadRow, kind_of
+from pipeline.data.turns import BadRow, type_of
 from pipeline.errors import DataError
 from pipeline.params.data import DataParams
 from pipeline.progress import ProgressBar, console
 
 SHOWN_REJECTS = 20
+MOST_LOOKED_AT = 10_000  # rows in search of SAMPLE objects
 MEGABYTE = 2**20
 WATCHED = 20 * MEGABYTE  # files from this size on get a progress bar
 
@@ -116,7 +117,7 @@ def take_in(
     tally = Tally()
     for data in find_data(key, path):
         rows = _watched(read_rows(data), data) if isinstance(data, DataFile) else read_rows(data)
-        first = list(islice(rows, SAMPLE))
+        first = _opening(rows)
         samples = [row.content for row in first if isinstance(row.content, dict)]
         shape = recognise(data.name, samples, wanted, rules)
         rows_before, used_before = tally.rows, tally.shapes.total()
@@ -125,7 +126,7 @@ def take_in(
             try:
                 records, left_out = _judge(row, shape, wanted)
             except BadRow as bad:
-                reject = Reject(data.name, row.line, bad.field, bad.kind, bad.reason)
+                reject = Reject(data.name, row.line, bad.field, bad.type, bad.reason)
                 _count_reject(tally, reject, rejects)
                 continue
             tally.left_out += left_out
@@ -137,6 +138,18 @@ def take_in(
     return tally
 
 
+def _opening(rows: Iterator[Row]) -> list[Row]:
+    """The rows by which a file's shape is told: up to the SAMPLE-th that is an object, but no more than MOST_LOOKED_AT."""
+    found: list[Row] = []
+    objects = 0
+    for row in islice(rows, MOST_LOOKED_AT):
+        found.append(row)
+        objects += isinstance(row.content, dict)
+        if objects == SAMPLE:
+            break
+    return found
+
+
 def _judge(row: Row, shape: Shape | None, wanted: str | None) -> tuple[tuple[Record, ...], int]:
     """The records of a row, and how many of its answers and turns are left out.
 
@@ -146,7 +159,9 @@ def _judge(row: Row, shape: Shape | None, wanted: str | None) -> tuple[tuple[Rec
     if row.fault is not None:
         raise BadRow("row", "text", row.fault)
     if not isinstance(row.content, dict):
-        raise BadRow("row", kind_of(row.content), f"is {kind_of(row.content)}, not an object")
+        raise BadRow("row", type_of(row.content), f"is {type_of(row.content)}, not an object")
+    if shape is None:
+        raise BadRow("row", "an object", f"comes after {MOST_LOOKED_AT} rows of which none is an object")
     refused = refused_row(row.content)
     if refused is not None:
         raise BadRow("row", "an object", f"holds {refused.title}, which are not read")

@@ -30,6 +30,9 @@ class Refusal:
     remedy: str
 
 
+LACKS = {PAIRS: "rejected answers to compare with", DEMONSTRATIONS: "answers to learn from"}
+
+
 def _has_tools(row: dict[str, Any]) -> bool:
     if any(row.get(field) not in NOTHING for field in ("tools", "functions")):
         return True
@@ -129,11 +132,11 @@ def recognise(file: str, rows: list[dict[str, Any]], wanted: str | None, rules: 
     if wanted is not None and KINDS.index(shape.kind) > KINDS.index(wanted):
         unread = unread_fields(rows, shape)
         beside = f" (not read: {', '.join(unread)})" if unread else ""
-        raise DataError(f"{file} is for data.{wanted} but holds {shape.title}{beside}: it has no {LACKS[wanted]}.")
+        raise DataError(
+            f"{file} is for data.{wanted} but holds {shape.title}{beside}: it has no {LACKS[wanted]}; "
+            f"data.{shape.kind} is where it belongs."
+        )
     return shape
-
-
-LACKS = {PAIRS: "rejected answers to compare with", DEMONSTRATIONS: "answers to learn from"}
 
 
 def _named(file: str, rows: list[dict[str, Any]], name: str) -> str:
@@ -150,7 +153,7 @@ def _elected(file: str, rows: list[dict[str, Any]], votes: Counter[str]) -> str:
     if not votes:
         raise DataError(
             f"{file} has a shape that is not known: its rows have the fields {_fields(rows)}. "
-            f"Known shapes: {', '.join(SHAPES)}; rename the fields to those of one (docs/data.md lists them)."
+            f"Known shapes: {', '.join(SHAPES)}; rename the fields to those of one (docs/data_shapes.md lists them)."
         )
     most = max(votes.values())
     best = sorted((name for name, count in votes.items() if count == most), key=list(SHAPES).index)
@@ -200,7 +203,7 @@ def as_kind(parsed: Parsed, wanted: str | None) -> tuple[Record, ...]:
 
 
 def unread_fields(rows: list[dict[str, Any]], shape: Shape) -> list[str]:
-    """The fields of the rows that the shape does not read, in order of appearance, null ones left out."""
+    """The fields of the rows that the shape does not read, in order of name, null ones left out."""
     unread = (field for row in rows for field in row.keys() - shape.used(row) if row[field] is not None)
     return _shown(sorted(set(unread)))
 

@@ -16,7 +16,7 @@ ROLE_OF = {name: role for role, names in ROLES.items() for name in names}
 TOOL_ROLES = ("tool", "function", "function_call", "tool_call", "observation", "tool_response", "ipython")
 NOTHING = (None, "", "[]", "null", [], {})
 HH_TURN = re.compile(r"(?:\A|\n\n)(Human|Assistant):")
-KINDS = {
+TYPES = {
     type(None): "null",
     bool: "a truth value",
     int: "a number",
@@ -28,12 +28,12 @@ KINDS = {
 
 
 class BadRow(Exception):
-    """A row that cannot be used: the field concerned, the type of its value, and the reason."""
+    """A row that cannot be used: the field concerned, the type of its value in words, and the reason."""
 
-    def __init__(self, field: str, kind: str, reason: str):
+    def __init__(self, field: str, type_: str, reason: str):
         super().__init__(f"{field}: {reason}")
         self.field = field
-        self.kind = kind
+        self.type = type_
         self.reason = reason
 
 
@@ -45,14 +45,14 @@ class Turn:
     trained: bool = True
 
 
-def kind_of(value: Any) -> str:
+def type_of(value: Any) -> str:
     """What a value is, in words."""
-    return KINDS.get(type(value), type(value).__name__)
+    return TYPES.get(type(value), type(value).__name__)
 
 
 def wrong_type(field: str, value: Any, wanted: str) -> BadRow:
     """The fault of a value that is not what it should be."""
-    return BadRow(field, kind_of(value), f"is {kind_of(value)}, not {wanted}")
+    return BadRow(field, type_of(value), f"is {type_of(value)}, not {wanted}")
 
 
 def required(row: dict[str, Any], field: str) -> Any:
@@ -98,14 +98,14 @@ def turns_of(field: str, value: Any) -> list[Turn]:
 
 def _turn(field: str, turn: Any) -> Turn:
     if not isinstance(turn, dict):
-        raise BadRow(field, kind_of(turn), f"has a turn that is {kind_of(turn)}, not an object")
+        raise BadRow(field, type_of(turn), f"has a turn that is {type_of(turn)}, not an object")
     role = turn.get("role", turn.get("from"))
     if is_tool_turn(turn):
         raise BadRow(
             field, "an object", f"has a turn with a tool call or its result (role {short(role)}), which is not read"
         )
     if not isinstance(role, str) or role.lower() not in ROLE_OF:
-        raise BadRow(field, kind_of(role), f"has a turn with role {short(role)}")
+        raise BadRow(field, type_of(role), f"has a turn with role {short(role)}")
     message = Message(ROLE_OF[role.lower()], _content(field, turn.get("content", turn.get("value"))))
     return Turn(message, _is_trained(field, message.role, turn))
 
@@ -120,12 +120,12 @@ def _content(field: str, content: Any) -> str:
     """Text, or the text of typed parts: {"type": "text", "text": …}, in some tools with "value" for the text."""
     if not isinstance(content, list):
         if not isinstance(content, str):
-            raise BadRow(field, kind_of(content), f"has a turn whose content is {kind_of(content)}, not text")
+            raise BadRow(field, type_of(content), f"has a turn whose content is {type_of(content)}, not text")
         return text_of(field, content)
     texts = []
     for part in content:
         if not isinstance(part, dict):
-            raise BadRow(field, kind_of(part), f"has a part of content that is {kind_of(part)}, not an object")
+            raise BadRow(field, type_of(part), f"has a part of content that is {type_of(part)}, not an object")
         if part.get("type") != "text":
             raise BadRow(
                 field, "an object", f"has a part of content of type {short(part.get('type'))}; only text is read"
@@ -140,7 +140,7 @@ def _is_trained(field: str, role: str, turn: dict[str, Any]) -> bool:
     if weight is None:
         return True
     if isinstance(weight, bool) or weight not in (0, 1):
-        raise BadRow(field, kind_of(weight), f"has a turn with loss weight {short(weight)}; 0 and 1 are known")
+        raise BadRow(field, type_of(weight), f"has a turn with loss weight {short(weight)}; 0 and 1 are known")
     if weight and role != "assistant":
         raise BadRow(field, "a number", f"has a {role} turn with loss weight 1; only answers are trained on")
     return bool(weight)
@@ -178,8 +178,10 @@ def prompt_of(field: str, value: Any) -> tuple[Message, ...]:
 
 
 def check_prompt(field: str, prompt: tuple[Message, ...]) -> None:
-    """Raises:
-    BadRow: the conversation has an empty turn, a system message that is not its first, or does not wait for an answer.
+    """Sees to it that a conversation can wait for an answer.
+
+    Raises:
+        BadRow: it ends otherwise, has an empty turn, or a system turn that is not its first.
     """
     if not prompt or prompt[-1].role != "user":
         raise BadRow(field, "a list", "does not end with a user's turn")
@@ -191,8 +193,10 @@ def check_prompt(field: str, prompt: tuple[Message, ...]) -> None:
 
 
 def answer_of(field: str, text: str) -> str:
-    """Raises:
-    BadRow: the answer is empty.
+    """The answer as it is.
+
+    Raises:
+        BadRow: it is empty.
     """
     if not text.strip():
         raise BadRow(field, "text", "is empty")

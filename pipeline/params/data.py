@@ -87,6 +87,6 @@ class DataParams(Section):
 
     @property
     def sources(self) -> dict[str, str]:
-        """The path of each kind of record that is not cut from the pairs; the pairs first."""
-        paths = {"pairs": self.pairs, "demonstrations": self.demonstrations, "prompts": self.prompts}
-        return {kind: path for kind, path in paths.items() if path != FROM_PAIRS}
+        """The path of each kind of record that has a source of its own; pairs always have one."""
+        others = {"demonstrations": self.demonstrations, "prompts": self.prompts}
+        return {"pairs": self.pairs} | {kind: path for kind, path in others.items() if path != FROM_PAIRS}
