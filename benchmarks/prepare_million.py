@@ -38,7 +38,8 @@ def write_rows(file: Path, count: int) -> None:
 def main() -> None:
     """Argument: the number of rows."""
     count = int(sys.argv[1]) if len(sys.argv) > 1 else 1_000_000
-    with tempfile.TemporaryDirectory(dir=ROOT / ".work") as name:
+    (ROOT / ".work").mkdir(exist_ok=True)
+    with tempfile.TemporaryDirectory(dir=ROOT / ".work") as name:  # /tmp may be too small, or memory itself
         folder = Path(name)
         write_rows(folder / "rows.jsonl", count)
         yaml = YAML()

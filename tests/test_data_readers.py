@@ -136,6 +136,21 @@ def test_the_share_of_bad_rows_decides(tmp_path: Path, capsys: pytest.CaptureFix
     assert "… and 3 more rows that cannot be used" in capsys.readouterr().out
 
 
+def test_a_named_shape_concerns_the_source_of_its_kind(tmp_path: Path) -> None:
+    both = {"prompt": "q", "chosen": "a", "rejected": "b", "completion": "c"}
+    file = str(write_rows(tmp_path / "rows.jsonl", both))
+    chats = str(write_rows(tmp_path / "chats.jsonl", {"instruction": "q", "output": "a"}))
+    records: list[Pair] = []
+    with (tmp_path / "rejects.txt").open("w") as rejects:
+        cfg = data_params(pairs=file, demonstrations=chats, shape="prompt-pairs")
+        assert set(take_in_all(cfg, records.extend, rejects)) == {"pairs", "demonstrations"}
+        assert records == [pair("q", "a", "b"), demonstration("q", "a")]
+        with pytest.raises(
+            DataError, match=r"data\.shape is alpaca, a shape of demonstrations, but data\.demonstrations names no"
+        ):
+            take_in_all(data_params(pairs=file, shape="alpaca"), records.extend, rejects)
+
+
 def test_missing_and_foreign_files_are_named(tmp_path: Path) -> None:
     with pytest.raises(DataError, match=r"data\.test is .* there is no such file or folder"):
         take(tmp_path / "nothing.jsonl")
