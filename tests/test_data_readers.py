@@ -68,7 +68,9 @@ def test_parquet_with_nested_messages(tmp_path: Path) -> None:
     assert (records, tally.rejects) == ([demonstration("q", "a"), demonstration("r", "b")], {})
 
 
-def test_a_folder_of_many_formats_each_file_with_its_own_shape(tmp_path: Path) -> None:
+def test_a_folder_of_many_formats_each_file_with_its_own_shape(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     (tmp_path / "b").mkdir()
     (tmp_path / ".cache").mkdir()
     as_parquet(tmp_path / "b" / "1.parquet", ROWS[:1])
@@ -78,6 +80,7 @@ def test_a_folder_of_many_formats_each_file_with_its_own_shape(tmp_path: Path) -
     write_rows(tmp_path / ".cache" / "hidden.jsonl", ROWS[2])
     records, tally = take(tmp_path)
     assert records == [PAIRS[1], PAIRS[0], demonstration("q", "a")]
+    assert f"{tmp_path}: not data, so not read: README.md\n" in capsys.readouterr().out
     assert tally.shapes == {"prompt with chosen and rejected": 2, "Alpaca instructions": 1}
 
 
@@ -170,6 +173,10 @@ UNREADABLE = {
     "none.jsonl.gz": (b"no gzip", "cannot be read to its end"),
     "cut.json": (json.dumps(ROWS)[:-30].encode(), "item 3 is broken"),
     "end.json": (json.dumps(ROWS).encode() + b"{}", "something follows the array's end"),
+    "object.json": (
+        json.dumps({"data": ROWS}, indent=1).encode(),
+        "neither a list of rows nor has it one row per line",
+    ),
     "comma.json": (b'[{"a": 1} {"a": 2}]', "there is no comma before item 2"),
     "none.parquet": (b"PAR1 no PAR1", "cannot be read to its end"),
     "quote.csv": (b'prompt,chosen,rejected\nq,"a,b\n', "cannot be read to its end"),

@@ -12,7 +12,7 @@ from pipeline.data.recognition import SAMPLE, Rules, as_kind, readings, recognis
 from pipeline.data.records import Record
 from pipeline.data.rows import Row
 from pipeline.data.shapes import PROMPTS, SHAPES, Shape
-from pipeline.data.sources import DataFile, find_data
+from pipeline.data.sources import DataFile, find_data, other_files
 from pipeline.data.turns import BadRow, type_of
 from pipeline.errors import DataError
 from pipeline.params.data import DataParams
@@ -115,7 +115,10 @@ def take_in(
         DataError: a file is missing, cannot be read to its end, or has a shape that is not read.
     """
     tally = Tally()
-    for data in find_data(key, path):
+    sources = find_data(key, path)
+    if others := other_files(path):
+        console.print(f"{path}: not data, so not read: {', '.join(others[:8])}{' …' * (len(others) > 8)}", markup=False)
+    for data in sources:
         rows = _watched(read_rows(data), data) if isinstance(data, DataFile) else read_rows(data)
         first = _opening(rows)
         samples = [row.content for row in first if isinstance(row.content, dict)]

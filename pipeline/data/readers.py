@@ -51,6 +51,8 @@ def read_rows(data: DataFile | HubData) -> Iterator[Row]:
             elif suffix == "json" and start.startswith(b"["):
                 yield from _json_array(raw)
             else:  # also a .json that has one object per line, as many have
+                if suffix == "json":
+                    _check_first_line(raw)
                 yield from _json_lines(raw, raw)
     except (OSError, EOFError, zlib.error, ValueError, RecursionError, pyarrow.ArrowException, csv.Error) as error:
         words = " ".join(str(error).split())[:300]
@@ -64,6 +66,19 @@ def _start(stream: BinaryIO, name: str) -> bytes:
     if start.startswith(UTF_16):
         raise DataError(f"{name} is UTF-16 but must be UTF-8; convert it: iconv -f utf-16 -t utf-8 {name} > new file.")
     return start.removeprefix(BOM).lstrip()
+
+
+def _check_first_line(stream: BinaryIO) -> None:
+    """A .json that is no list must have its rows as lines; one object over many lines would be as many rejects.
+
+    Raises:
+        ValueError: the first line is no whole row.
+    """
+    try:
+        json.loads(stream.readline(MAX_ROW).removeprefix(BOM))
+    except ValueError:
+        raise ValueError("it is neither a list of rows nor has it one row per line") from None
+    stream.seek(0)
 
 
 def _json_lines(stream: BinaryIO, raw: BinaryIO) -> Iterator[Row]:

@@ -60,9 +60,20 @@ def find_data(key: str, path: str) -> list[DataFile | HubData]:
     return [DataFile(place, place.name)]
 
 
+def other_files(path: str) -> list[str]:
+    """The files of a folder that `find_data` passes over, hidden ones left out."""
+    place = Path(path).expanduser()
+    files = (file.relative_to(place) for file in place.rglob("*") if file.is_file()) if place.is_dir() else ()
+    return sorted(file.as_posix() for file in files if not _is_data(file) and not _is_hidden(file))
+
+
 def _is_data(file: Path) -> bool:
-    """Hidden folders, as caches and version control have them, hold no data."""
-    return file.name.lower().endswith(SUFFIXES) and not any(part.startswith(".") for part in file.parts)
+    return file.name.lower().endswith(SUFFIXES) and not _is_hidden(file)
+
+
+def _is_hidden(file: Path) -> bool:
+    """Caches and version control lie in hidden folders."""
+    return any(part.startswith(".") for part in file.parts)
 
 
 def _hub_data(key: str, name: str) -> HubData:
