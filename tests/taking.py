@@ -43,3 +43,15 @@ def write_rows(file: Path, *rows: Any) -> Path:
     """A .jsonl file of these rows."""
     file.write_text("".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows), encoding="utf-8")
     return file
+
+
+def chat(*texts: str) -> list[dict[str, str]]:
+    """User's and assistant's turns by turns."""
+    roles = ("user", "assistant")
+    return [{"role": roles[number % 2], "content": text} for number, text in enumerate(texts)]
+
+
+def sharegpt(*texts: str) -> list[dict[str, str]]:
+    """The same as ShareGPT has it."""
+    names = ("human", "gpt")
+    return [{"from": names[number % 2], "value": text} for number, text in enumerate(texts)]

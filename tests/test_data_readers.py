@@ -4,7 +4,6 @@ import csv
 import gzip
 import json
 import re
-from collections import Counter
 from io import StringIO
 from pathlib import Path
 
@@ -17,7 +16,7 @@ from taking import demonstration, pair, take, write_rows
 from pipeline.data.hub import hub_rows
 from pipeline.data.intake import MOST_LOOKED_AT, SHOWN_REJECTS, check_share, take_in_all
 from pipeline.data.json_arrays import CHUNK, array_items
-from pipeline.data.records import Pair, prompt_key
+from pipeline.data.records import Pair
 from pipeline.data.rows import MAX_ROW, Row
 from pipeline.data.sources import HubData, find_data
 from pipeline.errors import DataError, ParameterError
@@ -281,41 +280,3 @@ def test_the_library_itself_reads_a_local_folder(tmp_path: Path) -> None:
     as_parquet(tmp_path / "train.parquet", ROWS)
     found = list(hub_rows(HubData(str(tmp_path), "1", "train")))
     assert [row.content for row in found] == ROWS
-
-
-# --- the demo data ---
-
-
-def test_demo_data_is_whole() -> None:
-    """Written for this project: no reject, no duplicate prompt, and length does not give the label away."""
-    records, tally = take(ROOT / "data" / "demo", "pairs")
-    assert not tally.rejects
-    assert len({prompt_key(row.prompt) for row in records}) == len(records) >= 480
-    assert 0.4 <= sum(len(row.chosen) > len(row.rejected) for row in records) / len(records) <= 0.6
-
-
-def test_no_word_or_opening_of_the_demo_data_tells_chosen_from_rejected() -> None:
-    """Of the pairs in which one answer alone has a feature, it is the chosen one in at most 65%, and the rejected one too.
-
-    Features that part fewer than 15 pairs are left out: among so few, a share above 65% comes about by chance.
-    """
-    in_chosen, in_rejected = Counter(), Counter()
-    for row in take(ROOT / "data" / "demo", "pairs")[0]:
-        chosen, rejected = features(row.chosen), features(row.rejected)
-        in_chosen.update(chosen - rejected)
-        in_rejected.update(rejected - chosen)
-    told = {}
-    for feature in in_chosen | in_rejected:
-        parted = in_chosen[feature] + in_rejected[feature]
-        if parted >= 15 and max(in_chosen[feature], in_rejected[feature]) / parted > 0.65:
-            told[feature] = (in_chosen[feature], in_rejected[feature])
-    assert not told
-
-
-def features(answer: str) -> set[str]:
-    """Words, openings of one to three words, punctuation marks, and the number of sentences."""
-    words = re.findall(r"[a-z']+", answer.lower())
-    openings = {f"opening: {' '.join(words[:size])}" for size in (1, 2, 3) if len(words) >= size}
-    marks = {f"mark: {mark}" for mark in '!?:;,()"' if mark in answer}
-    sentences = len(re.findall(r"[.!?](?:\s|$)", answer))
-    return {*words, *openings, *marks, f"sentences: {sentences}"}
