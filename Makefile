@@ -6,7 +6,7 @@ PYTHON ?= $(shell command -v python3.11 || echo python3)
 BIN := .venv/bin
 export PATH := $(CURDIR)/$(BIN):$(PATH)
 
-.PHONY: setup repro table test lint ui use clean
+.PHONY: setup repro table check-data test lint ui use clean
 .DEFAULT_GOAL := repro
 
 setup: .venv/.complete
@@ -27,6 +27,11 @@ repro: setup
 
 table: setup
 	@python -m pipeline.summary
+
+# make check-data DATA=path   what prepare would make of a file, a folder, or hf://org/name@revision:split; SHAPE=name names the shape
+check-data: setup
+	@test -n "$(DATA)" || { echo "Name the data: make check-data DATA=path"; exit 1; }
+	@python -m pipeline.check_data "$(DATA)" $(SHAPE)
 
 test: setup
 	python -m pytest

@@ -2,7 +2,7 @@
 
 import sys
 
-from pipeline.data.readers import data_files
+from pipeline.data.sources import find_data
 from pipeline.errors import UserError
 from pipeline.params.check import check_params
 from pipeline.params.data import DataParams
@@ -14,7 +14,8 @@ def main() -> None:
     """Exit status 1, and one line, where something is wrong."""
     try:
         check_params()
-        data_files(load_section("data", DataParams).pairs)
+        for kind, path in load_section("data", DataParams).sources.items():
+            find_data(f"data.{kind}", path)
     except UserError as error:
         console.print(str(error), markup=False, style="red")
         sys.exit(1)

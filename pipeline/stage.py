@@ -127,7 +127,11 @@ def run_stage(name: str, body: Callable[[Stage], None]) -> None:
 def _start_tracking(name: str, runtime: RuntimeParams, definition: dict[str, list[str]]) -> Tracker:
     params = read_params()
     raw = {key: value for key, value in params.items() if key != "runtime"}
-    data = dict(flattened(raw)).get("data.pairs", "")
+    sources = [
+        Path(str(value))
+        for key, value in flattened(raw)
+        if key in ("data.pairs", "data.demonstrations", "data.prompts")
+    ]
     inputs = {
         path: hash_path(Path(path)) for path in definition["deps"] if not path.endswith(".py") and Path(path).exists()
     }
@@ -137,7 +141,7 @@ def _start_tracking(name: str, runtime: RuntimeParams, definition: dict[str, lis
         experiment=runtime.experiment,
         lock_file=Path(".work/tracking.lock"),
         stage=name,
-        pipeline_key=digest(raw, hash_path(Path(data)) if Path(data).exists() else "", *code),
+        pipeline_key=digest(raw, *(hash_path(source) for source in sources if source.exists()), *code),
         run_name=os.environ.get("DVC_EXP_NAME") or f"seed {raw.get('seed')}",
         params=dict(
             flattened({key: params[key] for key in ("seed", *definition["params"], "runtime") if key in params})

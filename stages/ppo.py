@@ -8,7 +8,7 @@ from pipeline.algorithms import ppo as ppo_algorithm
 from pipeline.batch import Experience
 from pipeline.comparison import Answers, answer, kl_per_answer
 from pipeline.data.examples import prompt_batches, prompts
-from pipeline.data.prepared import read_pairs
+from pipeline.data.prepared import read_pairs, read_prompts
 from pipeline.development import Development
 from pipeline.errors import TrainingError
 from pipeline.heads import ScalarHead
@@ -29,7 +29,7 @@ WATCHED = ("score_mean", "kl_per_sequence_k1", "length_mean", "end_token_rate", 
 def ppo(stage: Stage) -> None:
     """Writes artifacts/policy, artifacts/development, metrics/ppo.json, plots/ppo.tsv."""
     cfg, runtime, tokenizer = stage.params(PPOParams), stage.runtime, stage.tokenizer
-    questions = prompts(read_pairs(stage.input("prepared/ppo.jsonl")), tokenizer)
+    questions = prompts(read_prompts(stage.input("prepared/ppo.jsonl")), tokenizer)
     watched = prompts(read_pairs(stage.input("prepared/development.jsonl")), tokenizer)
     if len(questions) < cfg.rollout_size:
         raise TrainingError(

@@ -11,7 +11,7 @@ import torch
 from pipeline.baselines import bag_of_words, length_alone
 from pipeline.comparison import gaps
 from pipeline.data.examples import comparisons, demonstrations, epochs_of, steps_in
-from pipeline.data.prepared import read_pairs
+from pipeline.data.prepared import read_demonstrations, read_pairs
 from pipeline.heads import ScalarHead
 from pipeline.objectives.offline import bradley_terry
 from pipeline.offline import train_offline
@@ -33,7 +33,7 @@ def reward(stage: Stage) -> None:
     watched, watched_kept, _ = comparisons(
         read_pairs(stage.input("prepared/development.jsonl")), stage.tokenizer, cfg.cut_pairs
     )
-    anchors, _ = demonstrations(read_pairs(stage.input("prepared/sft.jsonl")), stage.tokenizer)
+    anchors, _ = demonstrations(read_demonstrations(stage.input("prepared/sft.jsonl")), stage.tokenizer)
     backbone = open_base(stage)
     backbone.load_adapter(stage.name, stage.input("artifacts/sft"))
     head = ScalarHead(backbone.hidden_size, std=(backbone.hidden_size + 1) ** -0.5).to(backbone.device)

@@ -4,7 +4,7 @@ from pathlib import Path
 
 from pipeline.batch import Sequences
 from pipeline.data.examples import demonstrations, epochs_of, steps_in
-from pipeline.data.prepared import read_pairs
+from pipeline.data.prepared import read_demonstrations, read_pairs
 from pipeline.objectives.offline import sft as sft_objective
 from pipeline.offline import train_offline
 from pipeline.opening import open_base
@@ -18,7 +18,7 @@ from pipeline.update import Optimizer, ParameterGroup, cosine_to_tenth
 def sft(stage: Stage) -> None:
     """Writes artifacts/sft, metrics/sft.json, plots/sft.tsv."""
     cfg = stage.params(SFTParams)
-    rows, counts = demonstrations(read_pairs(stage.input("prepared/sft.jsonl")), stage.tokenizer)
+    rows, counts = demonstrations(read_demonstrations(stage.input("prepared/sft.jsonl")), stage.tokenizer)
     watched, _ = demonstrations(read_pairs(stage.input("prepared/development.jsonl")), stage.tokenizer)
     backbone = open_base(stage)
     backbone.add_adapter("sft", stage.params(LoraParams, "lora"))

@@ -20,6 +20,7 @@ LAYERS = [
         "pipeline.opening",
         "pipeline.summary",
         "pipeline.preflight",
+        "pipeline.check_data",
     ],
     ["pipeline.rollout", "pipeline.evaluation", "pipeline.update", "pipeline.algorithms", "pipeline.samples"],
     [
@@ -50,6 +51,7 @@ LAYERS = [
     ],
     ["pipeline.errors", "pipeline.__init__"],
 ]
+DATA = ("${data.pairs}", "${data.demonstrations}", "${data.prompts}")
 MODULES = sorted(path.relative_to(ROOT) for folder in ("pipeline", "stages") for path in (ROOT / folder).rglob("*.py"))
 DVC = YAML(typ="safe").load((ROOT / "dvc.yaml").read_text(encoding="utf-8"))
 STAGES = DVC["stages"]
@@ -147,7 +149,7 @@ def test_every_input_is_made_by_a_stage_or_is_the_data() -> None:
     made = {path for stage in STAGES for path in outputs(stage)}
     for stage in STAGES.values():
         for dep in stage["deps"]:
-            assert dep.endswith(".py") or dep in made or dep == "${data.pairs}"
+            assert dep.endswith(".py") or dep in made or dep in DATA
 
 
 def test_ppo_never_sees_the_judge() -> None:

@@ -1,14 +1,14 @@
 """Pairs -> batches of token ids, with a count of everything that was cut or left out."""
 
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import TypeVar
 
 import torch
 
 from pipeline.batch import Batch, Pairs, Sequences, pad_rows
-from pipeline.data.records import Message, Pair, prompt_key
+from pipeline.data.records import Demonstration, Message, Pair, PromptOnly, as_demonstration, prompt_key
 from pipeline.data.tokenization import ChatTokenizer
 from pipeline.errors import TrainingError
 from pipeline.randomness import permutation
@@ -25,13 +25,13 @@ class Prompt:
     ids: list[int]
 
 
-def prompts(pairs: list[Pair], tokenizer: ChatTokenizer) -> list[Prompt]:
-    """The different prompts of the pairs, in order."""
+def prompts(rows: Sequence[Pair | PromptOnly], tokenizer: ChatTokenizer) -> list[Prompt]:
+    """The different prompts of the rows, in order."""
     found: dict[int, Prompt] = {}
-    for pair in pairs:
-        key = int(prompt_key(pair.prompt)[:15], 16)
+    for row in rows:
+        key = int(prompt_key(row.prompt)[:15], 16)
         if key not in found:
-            found[key] = Prompt(key, pair.prompt, tokenizer.prompt_ids(pair.prompt))
+            found[key] = Prompt(key, row.prompt, tokenizer.prompt_ids(row.prompt))
     return list(found.values())
 
 
@@ -44,8 +44,8 @@ def sequences(rows: list[tuple[list[int], list[int]]]) -> Sequences:
     )
 
 
-def demonstrations(pairs: list[Pair], tokenizer: ChatTokenizer) -> tuple[Sequences, dict[str, int]]:
-    """The different chosen answers with their prompts, for supervised fine-tuning; and counts.
+def demonstrations(shown: Sequence[Pair | Demonstration], tokenizer: ChatTokenizer) -> tuple[Sequences, dict[str, int]]:
+    """The different answers, of pairs the chosen ones, with their prompts, for supervised fine-tuning; and counts.
 
     A cut answer is trained on as far as it goes: it then has no end token.
 
@@ -53,10 +53,10 @@ def demonstrations(pairs: list[Pair], tokenizer: ChatTokenizer) -> tuple[Sequenc
         TrainingError: no row has a token to train on.
     """
     rows, cut = [], 0
-    for prompt, answer in dict.fromkeys((pair.prompt, pair.chosen) for pair in pairs):
-        response, was_cut = tokenizer.response_ids(answer)
+    for demonstration in dict.fromkeys(map(as_demonstration, shown)):
+        response, was_cut = tokenizer.response_ids(demonstration.answer)
         cut += was_cut
-        rows.append((tokenizer.prompt_ids(prompt), response))
+        rows.append((tokenizer.prompt_ids(demonstration.prompt), response))
     if not sum(len(response) for _, response in rows):
         raise TrainingError(
             f"There are no tokens to train on in {len(rows)} rows; check the data and tokens.max_response."

@@ -1,82 +1,144 @@
-"""Files -> rows, each with the place it came from. Nothing is judged here but whether a row can be read at all."""
+"""Files -> rows. Nothing is judged here but whether a row can be read at all.
 
+Memory stays flat: rows come one at a time, and a row longer than MAX_ROW is not kept.
+"""
+
+import csv
 import gzip
+import io
 import json
 import zlib
 from collections.abc import Iterator
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import BinaryIO
 
+import pyarrow
+import pyarrow.parquet
+
+from pipeline.data.hub import hub_rows
+from pipeline.data.json_arrays import array_items
+from pipeline.data.rows import MAX_ROW, Row
+from pipeline.data.sources import DataFile, HubData
 from pipeline.errors import DataError
 
-SUFFIXES = (".jsonl", ".jsonl.gz", ".json")
+BOM = b"\xef\xbb\xbf"
+UTF_16 = (b"\xff\xfe", b"\xfe\xff")
 
 
-@dataclass(frozen=True)
-class Row:
-    """One row: its file's name, its line (in a .json array: its number), and its content or why it has none."""
-
-    file: str
-    line: int
-    content: Any = None
-    fault: str | None = None
-
-
-def data_files(path: str) -> list[Path]:
-    """The data files that `path` names, in name order.
+def read_rows(data: DataFile | HubData) -> Iterator[Row]:
+    """All rows, those that cannot be read with a fault.
 
     Raises:
-        DataError: there is no such file, or the folder holds none that can be read.
+        DataError: the file as a whole cannot be read, or not to its end.
     """
-    place = Path(path).expanduser()
-    if place.is_dir():
-        files = sorted(file for file in place.iterdir() if file.name.endswith(SUFFIXES))
-        if not files:
-            raise DataError(f"data.pairs is {path!r} but that folder has no file ending in {', '.join(SUFFIXES)}.")
-        return files
-    if not place.is_file():
-        raise DataError(
-            f"data.pairs is {path!r} but there is no such file or folder; relative paths start at the project's root."
-        )
-    if not place.name.endswith(SUFFIXES):
-        raise DataError(f"data.pairs is {path!r} but only files ending in {', '.join(SUFFIXES)} can be read.")
-    return [place]
+    if isinstance(data, HubData):
+        yield from hub_rows(data)
+        return
+    suffix = data.path.name.lower().rpartition(".")[2]
+    try:
+        if suffix == "parquet":
+            yield from _parquet(data.path)
+            return
+        with data.path.open("rb") as raw:
+            if suffix == "gz":
+                with gzip.open(raw, "rb") as stream:
+                    _start(stream, data.name)
+                    yield from _json_lines(stream, raw)
+                return
+            start = _start(raw, data.name)
+            if suffix == "csv":
+                yield from _csv(raw)
+            elif suffix == "json" and start.startswith(b"["):
+                yield from _json_array(raw)
+            else:  # also a .json that has one object per line, as many have
+                if suffix == "json":
+                    _check_first_line(raw)
+                yield from _json_lines(raw, raw)
+    except (OSError, EOFError, zlib.error, ValueError, RecursionError, pyarrow.ArrowException, csv.Error) as error:
+        words = " ".join(str(error).split())[:300]
+        raise DataError(f"{data.name} cannot be read to its end: {words}. Mend the file, or leave it out.") from None
 
 
-def read_rows(file: Path) -> Iterator[Row]:
-    """All rows of one file, the unreadable ones with a fault.
+def _start(stream: BinaryIO, name: str) -> bytes:
+    """The first bytes after byte order mark and white space; the stream is then at its start again."""
+    start = stream.read(4096)
+    stream.seek(0)
+    if start.startswith(UTF_16):
+        raise DataError(f"{name} is UTF-16 but must be UTF-8; convert it: iconv -f utf-16 -t utf-8 {name} > new file.")
+    return start.removeprefix(BOM).lstrip()
+
+
+def _check_first_line(stream: BinaryIO) -> None:
+    """A .json that is no list must have its rows as lines; one object over many lines would be as many rejects.
 
     Raises:
-        DataError: the file as a whole cannot be read.
+        ValueError: the first line is no whole row.
     """
     try:
-        if file.name.endswith(".json"):
-            yield from _json_array(file)
-        else:
-            yield from _json_lines(file)
-    except (OSError, EOFError, zlib.error) as error:
-        raise DataError(f"{file} cannot be read to its end: {error}.") from None
+        json.loads(stream.readline(MAX_ROW).removeprefix(BOM))
+    except ValueError:
+        raise ValueError("it is neither a list of rows nor has it one row per line") from None
+    stream.seek(0)
 
 
-def _json_array(file: Path) -> Iterator[Row]:
+def _json_lines(stream: BinaryIO, raw: BinaryIO) -> Iterator[Row]:
+    number = 0
+    while line := stream.readline(MAX_ROW):
+        number += 1
+        if number == 1:
+            line = line.removeprefix(BOM)
+        if len(line) >= MAX_ROW and not line.endswith(b"\n"):
+            while (rest := stream.readline(MAX_ROW)) and not rest.endswith(b"\n"):
+                pass
+            yield Row(number, fault=f"is longer than {MAX_ROW} bytes", position=raw.tell())
+        elif line.strip():
+            yield _json_line(number, line, raw.tell())
+
+
+def _json_line(number: int, line: bytes, position: int) -> Row:
     try:
-        content = json.loads(file.read_bytes().decode("utf-8-sig"))
-    except (ValueError, RecursionError) as error:
-        raise DataError(f"{file} is not valid JSON: {error}. If it has one object per line, name it .jsonl.") from None
-    if not isinstance(content, list):
-        raise DataError(f"{file} must hold a list of rows but holds a {type(content).__name__}.")
-    for number, row in enumerate(content, 1):
-        yield Row(file.name, number, row)
+        return Row(number, json.loads(line.decode("utf-8")), position=position)
+    except UnicodeDecodeError:
+        return Row(number, fault="is not UTF-8", position=position)
+    except RecursionError:
+        return Row(number, fault="is nested too deep", position=position)
+    except ValueError:
+        return Row(number, fault="is not valid JSON", position=position)
 
 
-def _json_lines(file: Path) -> Iterator[Row]:
-    with gzip.open(file, "rb") if file.name.endswith(".gz") else file.open("rb") as stream:
-        for number, line in enumerate(stream, 1):
-            line = line.removeprefix(b"\xef\xbb\xbf") if number == 1 else line
-            if not line.strip():
-                continue
-            try:
-                yield Row(file.name, number, json.loads(line.decode("utf-8")))
-            except (ValueError, RecursionError) as error:
-                yield Row(file.name, number, fault=f"not valid JSON ({type(error).__name__})")
+def _text(raw: BinaryIO, newline: str | None) -> io.TextIOWrapper:
+    """The stream as text. Bytes that are not UTF-8 become lone surrogates, so that only the rows with them are refused."""
+    return io.TextIOWrapper(raw, encoding="utf-8-sig", errors="surrogateescape", newline=newline)
+
+
+def _json_array(raw: BinaryIO) -> Iterator[Row]:
+    for number, content in enumerate(array_items(_text(raw, None)), 1):
+        yield Row(number, content, position=raw.tell())
+
+
+def _csv(raw: BinaryIO) -> Iterator[Row]:
+    """Rows of a comma-separated file whose first line names the fields. All cells are text."""
+    csv.field_size_limit(MAX_ROW)
+    reader = csv.reader(_text(raw, ""), strict=True)
+    fields = next(reader, [])
+    if len(set(fields)) != len(fields):
+        raise ValueError("its first line names a field twice")
+    end = reader.line_num
+    for cells in reader:
+        line, end = end + 1, reader.line_num
+        if len(cells) == len(fields):
+            yield Row(line, dict(zip(fields, cells, strict=True)), position=raw.tell())
+        elif cells:
+            yield Row(line, fault="has another number of cells than the first line", position=raw.tell())
+
+
+def _parquet(path: Path) -> Iterator[Row]:
+    size = path.stat().st_size
+    with pyarrow.parquet.ParquetFile(path) as table:
+        total, number = table.metadata.num_rows, 0
+        for batch in table.iter_batches(batch_size=1000):
+            for content in batch.to_pylist():
+                number += 1
+                yield Row(number, content, position=size * number // total)
+    if number != total:
+        raise ValueError(f"it says that it has {total} rows but {number} are there")

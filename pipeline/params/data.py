@@ -1,12 +1,20 @@
-"""Section `data`: where the pairs come from and how they are divided."""
+"""Section `data`: where the rows come from and how they are divided."""
 
-from pydantic import model_validator
+from typing import Literal
+
+from pydantic import field_validator, model_validator
 
 from pipeline.params.section import Section, param
 
+FROM_PAIRS = "data/from-pairs"
+
 
 class SplitParams(Section):
-    """Prompts are divided by the rank of a hash: first fixed numbers for measuring, then shares for training."""
+    """Prompts are divided by the rank of a hash: first fixed numbers for measuring, then shares for training.
+
+    Prompts that cannot serve every part, as those that have a demonstration but no pair, are divided by the shares of the
+    parts that they can serve.
+    """
 
     heldout: int = param("prompts that only `evaluate` sees, once", 100, ge=1)
     development: int = param("prompts for watching and tuning", 40, ge=1)
@@ -24,9 +32,61 @@ class SplitParams(Section):
 
 
 class DataParams(Section):
-    """Section `data`."""
+    """Section `data`. The three sources are each a file, a folder, or a .hf file that names a data set of the hub."""
 
-    pairs: str = param("a .json, .jsonl or .jsonl.gz file of preference pairs, or a folder of such files", "data/demo")
-    max_bad_share: float = param("the run stops when a larger share of rows cannot be used", 0.02, ge=0, le=1)
+    pairs: str = param("preference pairs", "data/demo")
+    demonstrations: str = param("answers to imitate in sft; data/from-pairs: the chosen ones of some pairs", FROM_PAIRS)
+    prompts: str = param("what PPO answers; data/from-pairs: the prompts of some pairs", FROM_PAIRS)
+    shape: Literal[
+        "auto",
+        "prompt-pairs",
+        "question-pairs",
+        "instruction-pairs",
+        "input-pairs",
+        "sharegpt-pairs",
+        "hh-transcripts",
+        "conversation-pairs",
+        "chosen-messages",
+        "openai-pairs",
+        "prompt-ranked",
+        "question-ranked",
+        "instruction-ranked",
+        "messages",
+        "sharegpt",
+        "conversation",
+        "alpaca",
+        "dolly",
+        "seed-tasks",
+        "prompt-completion",
+        "prompt-response",
+        "question-answer",
+        "question-response",
+        "query-response",
+        "input-output",
+        "problem-solution",
+        "prompt-alone",
+        "question-alone",
+        "instruction-alone",
+    ] = param("how files that can be read in two ways are read; it concerns the source that wants this kind", "auto")
+    expand_rankings: bool = param("make a pair of every answer of a ranked list and every later one", False)
+    max_bad_share: float = param(
+        "the run stops when a larger share of a source's rows cannot be used", 0.02, ge=0, le=1
+    )
     max_prompts: int | None = param("use only this many prompts, chosen by hash; null for all", None, ge=1)
     split: SplitParams
+
+    @field_validator("pairs", "demonstrations", "prompts")
+    @classmethod
+    def _dvc_can_follow_it(cls, path: str) -> str:
+        if path.startswith("hf://"):
+            raise ValueError(
+                f"is {path!r} but DVC follows files, not hub addresses; write that line into a file, "
+                "for example data/mine.hf, and name the file here."
+            )
+        return path
+
+    @property
+    def sources(self) -> dict[str, str]:
+        """The path of each kind of record that has a source of its own; pairs always have one."""
+        others = {"demonstrations": self.demonstrations, "prompts": self.prompts}
+        return {"pairs": self.pairs} | {kind: path for kind, path in others.items() if path != FROM_PAIRS}

@@ -1,0 +1,218 @@
+"""Which shape a file has, told by its first rows; and shapes that are known but refused, with what to do about them."""
+
+from collections import Counter
+from collections.abc import Callable, Collection
+from dataclasses import dataclass
+from typing import Any
+
+from pipeline.data.parsing import RANKED, Parsed
+from pipeline.data.records import Pair, PromptOnly, Record, as_demonstration
+from pipeline.data.shapes import DEMONSTRATIONS, KINDS, PAIRS, PROMPTS, SHAPES, Shape
+from pipeline.data.turns import NOTHING, BadRow, is_tool_turn
+from pipeline.errors import DataError
+
+SAMPLE = 100  # rows of a file that are looked at
+
+
+@dataclass(frozen=True)
+class Rules:
+    """What the user says of the files: a shape's name or auto, and whether ranked answers are made into pairs."""
+
+    shape: str = "auto"
+    expand_rankings: bool = False
+
+
+@dataclass(frozen=True)
+class Refusal:
+    """A shape that is known but not read."""
+
+    title: str
+    remedy: str
+
+
+LACKS = {PAIRS: "rejected answers to compare with", DEMONSTRATIONS: "answers to learn from"}
+
+
+def _has_tools(row: dict[str, Any]) -> bool:
+    if any(row.get(field) not in NOTHING for field in ("tools", "functions")):
+        return True
+    lists = (row.get(field) for field in ("messages", "conversations", "chosen_messages", "prompt"))
+    turns = (turn for value in lists if isinstance(value, list) for turn in value if isinstance(turn, dict))
+    return any(map(is_tool_turn, turns))
+
+
+def _is_kto(row: dict[str, Any]) -> bool:
+    answers = ("completion", "response", "messages", "conversations")
+    return isinstance(row.get("label"), bool) and any(row.get(name) is not None for name in answers)
+
+
+def _has_media(row: dict[str, Any]) -> bool:
+    return any(row.get(field) not in NOTHING for field in ("images", "image", "videos", "audios"))
+
+
+TOOLS = Refusal(
+    "conversations with tool calls (tools that are offered, or turns like function_call and observation)",
+    "answers are trained as plain text here; keep the rows without tools, or rewrite calls and their results as ordinary turns",
+)
+KTO = Refusal(
+    "single answers with a label, good or bad (KTO)",
+    "a reward model needs two answers to one prompt: join good and bad answers of a prompt into chosen and rejected; "
+    "or keep the rows whose label is true, without the field label, as demonstrations",
+)
+MEDIA = Refusal(
+    "conversations about images, videos or sounds",
+    "only text is trained on here; keep the rows without them",
+)
+RANKINGS = Refusal(
+    f"ranked answers (a prompt and a list, best first, in {', '.join(RANKED)})",
+    "set data.expand_rankings: true to make a pair of every answer and every later one, or keep two as chosen and rejected",
+)
+TEXT = Refusal(
+    "text alone, with no border between prompt and answer",
+    "only answers are trained on here; split each text into prompt and completion, or into messages",
+)
+TOKENS = Refusal(
+    "token ids", "ids are made here, by the base model's own tokenizer; bring the text that they were made of"
+)
+REFUSED: list[tuple[Callable[[dict[str, Any]], bool], Refusal]] = [
+    (_has_tools, TOOLS),
+    (_has_media, MEDIA),
+    (_is_kto, KTO),
+]
+LAST_REFUSED: list[tuple[str, Refusal]] = [("text", TEXT), ("input_ids", TOKENS)]  # only where there is no reading
+
+
+def readings(row: dict[str, Any]) -> list[str]:
+    """The names of the shapes that a row can be read as.
+
+    Of two, one of which reads all that the other reads and more, only that one counts; and a prompt alone is a reading only
+    where there is no other.
+    """
+    fitting = {name: shape.used(row) for name, shape in SHAPES.items() if shape.fits(row)}
+    largest = [name for name, used in fitting.items() if not any(used < other for other in fitting.values())]
+    richer = [name for name in largest if SHAPES[name].kind != PROMPTS]
+    return richer or largest
+
+
+def refused_row(row: dict[str, Any]) -> Refusal | None:
+    """Why a row like this is never read, in a file of whatever shape."""
+    return next((why for has, why in REFUSED if has(row)), None)
+
+
+def refusal(row: dict[str, Any], rules: Rules) -> Refusal | None:
+    """Why rows like this are not read; None where nothing speaks against it."""
+    always = refused_row(row)
+    if always is not None:
+        return always
+    found = readings(row)
+    if not rules.expand_rankings and any(name.endswith("-ranked") for name in found):
+        return RANKINGS
+    if not found:
+        return next((why for field, why in LAST_REFUSED if row.get(field) is not None), None)
+    return None
+
+
+def recognise(file: str, rows: list[dict[str, Any]], wanted: str | None, rules: Rules) -> Shape | None:
+    """The shape of a file whose first rows these are; None where it has no row that is an object.
+
+    Args:
+        wanted: the kind of records that the file is for; None where any will do.
+
+    Raises:
+        DataError: the shape is not known, is refused, is ambiguous, is not the one named, or has nothing of the kind wanted.
+    """
+    if not rows:
+        return None
+    refused = Counter(why for row in rows if (why := refusal(row, rules)))
+    if refused.total() * 2 > len(rows):
+        why = refused.most_common(1)[0][0]
+        raise DataError(f"{file} holds {why.title}, which are not read: {why.remedy}.")
+    votes = Counter(name for row in rows for name in readings(row))
+    shape = SHAPES[_named(file, rows, rules.shape) if rules.shape != "auto" else _elected(file, rows, votes)]
+    if wanted is not None and KINDS.index(shape.kind) > KINDS.index(wanted):
+        unread = unread_fields(rows, shape)
+        beside = f" (not read: {', '.join(unread)})" if unread else ""
+        raise DataError(
+            f"{file} is for data.{wanted} but holds {shape.title}{beside}: it has no {LACKS[wanted]}; "
+            f"data.{shape.kind} is where it belongs."
+        )
+    return shape
+
+
+def _named(file: str, rows: list[dict[str, Any]], name: str) -> str:
+    if not any(SHAPES[name].fits(row) for row in rows):
+        raise DataError(
+            f"{file} cannot be read as {name}: its rows have the fields {_fields(rows)}; "
+            "leave data.shape at auto, or name another shape."
+        )
+    return name
+
+
+def _elected(file: str, rows: list[dict[str, Any]], votes: Counter[str]) -> str:
+    """The reading that most rows have. Rows of other shapes become rejects; a draw is the user's to settle."""
+    if not votes:
+        raise DataError(
+            f"{file} has a shape that is not known: its rows have the fields {_fields(rows)}. "
+            f"Known shapes: {', '.join(SHAPES)}; rename the fields to those of one (docs/data_shapes.md lists them)."
+        )
+    most = max(votes.values())
+    best = sorted((name for name, count in votes.items() if count == most), key=list(SHAPES).index)
+    richest = best[0]
+    rivals = [name for name in best[1:] if not _say_the_same(SHAPES[richest], SHAPES[name], rows)]
+    if rivals:
+        both = " and ".join(f"{SHAPES[name].title} (data.shape: {name})" for name in (richest, *rivals))
+        raise DataError(
+            f"{file} is ambiguous: its rows, with the fields {_fields(rows)}, can be read as {both}; "
+            "name one of them in data.shape, or leave the other's fields out."
+        )
+    return richest
+
+
+def _say_the_same(richer: Shape, poorer: Shape, rows: list[dict[str, Any]]) -> bool:
+    """Whether what `richer` reads of the rows is also in what `poorer` reads, as in data that repeat the chosen answer."""
+    compared = False
+    for row in rows:
+        try:
+            ours, theirs = (
+                {_last_exchange(record) for record in as_kind(shape.parse(row), poorer.kind)}
+                for shape in (richer, poorer)
+            )
+        except BadRow:
+            continue  # the row says nothing of how the two agree
+        if not ours <= theirs:
+            return False
+        compared = True
+    return compared
+
+
+def _last_exchange(record: Record) -> tuple[str, ...]:
+    """The last turn of the prompt and the answers, without the context before, which not all fields repeat."""
+    answers = (getattr(record, name, "") for name in ("answer", "chosen", "rejected"))
+    return tuple(text.strip() for text in (record.prompt[-1].content, *answers))
+
+
+def as_kind(parsed: Parsed, wanted: str | None) -> tuple[Record, ...]:
+    """The records as the kind wanted: of a pair the chosen answer, of a demonstration the prompt; what has too little goes."""
+    if wanted is None:
+        return parsed.records
+    if wanted == PAIRS:
+        return tuple(record for record in parsed.records if isinstance(record, Pair))
+    if wanted == PROMPTS:
+        return tuple(PromptOnly(record.prompt) for record in parsed.records)
+    return tuple(as_demonstration(record) for record in parsed.records if not isinstance(record, PromptOnly))
+
+
+def unread_fields(rows: list[dict[str, Any]], shape: Shape) -> list[str]:
+    """The fields of the rows that the shape does not read, in order of name, null ones left out."""
+    unread = (field for row in rows for field in row.keys() - shape.used(row) if row[field] is not None)
+    return _shown(sorted(set(unread)))
+
+
+def _fields(rows: list[dict[str, Any]]) -> str:
+    return ", ".join(_shown(dict.fromkeys(field for row in rows for field in row)))
+
+
+def _shown(names: Collection[str]) -> list[str]:
+    """Field names fit to be printed, whatever a damaged file has for names; the first few."""
+    shown = [f"{name:.40}".encode(errors="replace").decode() for name in list(names)[:12]]
+    return [*shown, f"{len(names) - 12} more"] if len(names) > 12 else shown
