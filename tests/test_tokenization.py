@@ -273,10 +273,20 @@ def test_an_empty_thinking_block_of_the_generation_prompt_is_trained_after_as_it
 
 
 def test_a_template_without_generation_prompt_still_opens_the_answer(tmp_path: Path) -> None:
-    """Report marin-community/marin#7237 is of a kin: nothing is asked of a template but to render messages."""
+    """Nothing is asked of a template but to render messages."""
     chat = Style(CHATML.partition("{% if add_generation_prompt %}")[0], [], 2, (2,)).load(tmp_path)
     assert chat.prompt_ids(HI) == hand(1, "user\nhi", 2, "\n", 1, "assistant\n")
     assert r"no generation prompt: '<|im_start|>assistant\n' is put" in " ".join(chat.notes)
+
+
+def test_generation_markers_in_a_template_change_nothing(tmp_path: Path) -> None:
+    """Report marin-community/marin#7237: masks come from lengths, so a template may have such markers or not."""
+    marked = CHATML.replace(
+        "message['content'] +", "'' }}{% generation %}{{ message['content'] }}{% endgeneration %}{{"
+    )
+    chat = Style(marked, [], 2, (2,)).load(tmp_path)
+    assert chat.prompt_ids(CONVERSATION) == STYLES["ChatML"].prompt
+    assert (chat.end_id, chat.notes) == (2, ())
 
 
 def test_a_base_without_template_gets_a_plain_one_and_its_own_bos(tmp_path: Path) -> None:
