@@ -10,13 +10,13 @@ from collections import Counter
 import numpy as np
 
 from pipeline.data.intake import Tally, check_share, take_in
+from pipeline.data.labels import label_figures, length_tells, longer
 from pipeline.data.recognition import Rules
 from pipeline.data.records import Pair, Record, group_key
 from pipeline.data.shapes import SHAPES
 from pipeline.errors import DataError, UserError
 from pipeline.progress import console
 
-SHORT_OR_LONG = 0.65  # the larger share from which on length alone says much of which answer is chosen
 NAMES = {"Pair": "pairs", "Demonstration": "demonstrations", "PromptOnly": "prompts without answers"}
 
 
@@ -29,23 +29,22 @@ def check_data(path: str, shape: str) -> None:
     if shape != "auto" and shape not in SHAPES:
         raise DataError(f"SHAPE is {shape!r} but must be one of {', '.join(SHAPES)}, or be left out.")
     groups = array("Q")
-    pairs: Counter[str] = Counter()
+    signs: Counter[int] = Counter()
 
     def look(records: tuple[Record, ...]) -> None:
         for record in records:
             groups.append(int(group_key(record.prompt)[:16], 16))
             if isinstance(record, Pair):
-                gap = len(record.chosen) - len(record.rejected)
-                pairs["longer" if gap > 0 else "shorter" if gap < 0 else "equal"] += 1
+                signs[longer(record)] += 1
 
     # whoever names the shape of ranked answers asks for them to be expanded
     tally = take_in("DATA", path, None, Rules(shape, expand_rankings=shape.endswith("-ranked")), look)
     check_share(tally, "DATA", path, max_bad_share=1.0)
-    for line in _summary(tally, len(np.unique(groups)), pairs):
+    for line in _summary(tally, len(np.unique(groups)), label_figures(signs)):
         console.print(line, markup=False)
 
 
-def _summary(tally: Tally, prompts: int, pairs: Counter[str]) -> list[str]:
+def _summary(tally: Tally, prompts: int, labels: dict[str, float]) -> list[str]:
     held = ", ".join(f"{count:,} {NAMES[kind]}" for kind, count in tally.records.items())
     bad = tally.rejects.total()
     lines = [f"{tally.rows:,} rows hold {held}, with {prompts:,} different prompts."]
@@ -54,10 +53,9 @@ def _summary(tally: Tally, prompts: int, pairs: Counter[str]) -> list[str]:
         lines += [f"{count:>9,}  {kind}" for kind, count in tally.rejects.most_common()]
     if tally.left_out:
         lines.append(f"{tally.left_out:,} answers have loss weight 0 and are left out.")
-    if pairs:
-        longer = (pairs["longer"] + pairs["equal"] / 2) / pairs.total()
-        lines.append(f"The chosen answer is the longer one in {longer:.0%} of the pairs (equal lengths count half).")
-        if not 1 - SHORT_OR_LONG < longer < SHORT_OR_LONG:
+    if labels["pairs"]:
+        lines.append(f"The chosen answer is the longer one in {labels['chosen_longer_share']:.0%} of the pairs.")
+        if length_tells(labels):
             lines.append("WARNING: length alone tells chosen from rejected; a reward model will learn that first.")
     return lines
 

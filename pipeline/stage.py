@@ -72,6 +72,7 @@ class Stage:
             tokens.max_prompt,
             tokens.max_response,
             tokens.system,
+            tokens.system_role,
             self.params(BaseParams, "base").trust_remote_code,
         )
 

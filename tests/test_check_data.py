@@ -29,7 +29,7 @@ def test_a_sound_file_is_described(
         "9 rows hold 8 pairs, with 4 different prompts.",
         "1 rows (11.11%) cannot be used:",
         "        1  chosen is null, not text or messages",
-        "The chosen answer is the longer one in 50% of the pairs (equal lengths count half).",
+        "The chosen answer is the longer one in 50% of the pairs.",
     ]
     assert list(tmp_path.iterdir()) == [file]
 
@@ -37,7 +37,7 @@ def test_a_sound_file_is_described(
 def test_length_that_tells_the_label_is_a_warning(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    rows = [{"prompt": f"q{number}", "chosen": "long enough", "rejected": "no"} for number in range(4)]
+    rows = [{"prompt": f"q{number}", "chosen": "long enough", "rejected": "no"} for number in range(20)]
     check(monkeypatch, str(write_rows(tmp_path / "rows.jsonl", *rows)))
     assert "WARNING: length alone tells chosen from rejected" in capsys.readouterr().out
 

@@ -108,7 +108,7 @@ def take_in(
     Args:
         key: the parameter that names the path, for messages.
         wanted: pairs, demonstrations or prompts; None for whatever the rows are.
-        keep: is given the records of each usable row.
+        keep: is given the records of each usable row; may raise BadRow to refuse it.
         rejects: where rows that cannot be used are listed, one JSON object a line.
 
     Raises:
@@ -128,6 +128,7 @@ def take_in(
             tally.rows += 1
             try:
                 records, left_out = _judge(row, shape, wanted)
+                keep(records)
             except BadRow as bad:
                 reject = Reject(data.name, row.line, bad.field, bad.type, bad.reason)
                 _count_reject(tally, reject, rejects)
@@ -135,7 +136,6 @@ def take_in(
             tally.left_out += left_out
             tally.records.update(type(record).__name__ for record in records)
             tally.shapes[shape.title] += 1
-            keep(records)
         read, used = tally.rows - rows_before, tally.shapes.total() - used_before
         _say(data.name, shape, read, used, unread_fields(samples, shape) if shape else [])
     return tally

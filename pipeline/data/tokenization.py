@@ -4,19 +4,25 @@ A row is the template's rendering of the prompt, then the answer's own tokens, t
 therefore a prefix of the row's ids by construction, and the same whether the answer was given or will be sampled.
 """
 
-from dataclasses import dataclass
+import re
+from dataclasses import dataclass, replace
+from functools import cached_property
 from pathlib import Path
+from typing import Literal
 
-from transformers import AutoTokenizer, GenerationConfig, PreTrainedTokenizerBase
+from tokenizers import AddedToken
+from transformers import AutoConfig, AutoTokenizer, GenerationConfig, PreTrainedTokenizerBase
 
+from pipeline.data.conversations import Conversation, roles_of, system_merged, without_oldest_turns
 from pipeline.data.records import Message
-from pipeline.errors import BaseModelError, DataError
+from pipeline.data.templates import as_dicts, probe, settle_template, shared_length
+from pipeline.errors import BaseModelError, DataError, ParameterError
 
-PLAIN_TEMPLATE = (
-    "{% for message in messages %}{{ message['role'] | capitalize }}: {{ message['content'] }}\n{% endfor %}"
-    "{% if add_generation_prompt %}Assistant: {% endif %}"
-)
-MARKER = "ANSWERGOESHERE"
+SystemRole = Literal["merge", "drop", "fail"]
+
+
+class RefusedConversation(DataError):
+    """The chat template refuses a conversation."""
 
 
 @dataclass(frozen=True)
@@ -25,94 +31,262 @@ class ChatTokenizer:
 
     end_id: appended to answers and trained on.
     stop_ids: sampling stops at any of them; end_id is one.
+    rows: embedding rows that its ids need, the highest id plus one.
+    opening_ids: put after the rendered prompt; empty but for templates without a generation prompt.
+    has_system: the template has a place for system messages; `system_role` says what becomes of them where it has none.
     system: put before conversations that have no system message; None leaves that to the template.
+    notes: what a person should know of this tokenizer, one sentence each.
     """
 
     tokenizer: PreTrainedTokenizerBase
     end_id: int
     stop_ids: tuple[int, ...]
+    rows: int
+    opening_ids: tuple[int, ...]
+    has_system: bool
+    notes: tuple[str, ...]
     max_prompt: int
     max_response: int
-    system: str | None = None
+    system: str | None
+    system_role: SystemRole
 
-    def prompt_ids(self, prompt: tuple[Message, ...]) -> list[int]:
+    def prompt_ids(self, prompt: Conversation) -> list[int]:
         """The conversation up to where the answer starts, cut from the left to `max_prompt` tokens.
 
+        The oldest turns go first, whole, while a later user's turn remains; the system message stays. If the last turn
+        alone is too long, its words lose their beginning, and what the template puts before them stays.
+
         Raises:
-            DataError: the template refuses the conversation; its own words are given.
+            RefusedConversation: the template refuses it; its own words are given.
         """
-        return self._whole_prompt_ids(prompt)[-self.max_prompt :]
+        while len(ids := self.whole_prompt_ids(prompt)) > self.max_prompt:
+            shorter = without_oldest_turns(prompt)
+            if shorter is None:
+                return self._cut(ids, prompt)
+            prompt = shorter
+        return ids
 
-    def is_cut(self, prompt: tuple[Message, ...]) -> bool:
-        """Whether `prompt_ids` leaves something of it out."""
-        return len(self._whole_prompt_ids(prompt)) > self.max_prompt
+    def whole_prompt_ids(self, prompt: Conversation) -> list[int]:
+        """The conversation up to where the answer starts, however long.
 
-    def _whole_prompt_ids(self, prompt: tuple[Message, ...]) -> list[int]:
-        if self.system is not None and prompt[0].role != "system":
-            prompt = (Message("system", self.system), *prompt)
+        Raises:
+            RefusedConversation: the template refuses it; its own words are given.
+        """
+        messages = self._with_system(prompt)
+        # data that spells a special token is text: it can neither forge a turn nor end one
+        forged = any(self.holds_special(message.content) for message in messages)
+        if forged:
+            messages = tuple(
+                replace(message, content=self._without_end(message.content)) if message.role == "assistant" else message
+                for message in messages
+            )
         try:
-            return self.tokenizer.apply_chat_template(
-                _as_dicts(prompt), add_generation_prompt=True, tokenize=True, return_dict=False
+            ids = self.tokenizer.apply_chat_template(
+                as_dicts(messages),
+                add_generation_prompt=True,
+                tokenize=True,
+                return_dict=False,
+                sanitize_control_tokens=forged,
             )
         except Exception as error:  # templates raise what they like, jinja2's errors and others
-            roles = ", ".join(message.role for message in prompt)
-            raise DataError(f"The model's chat template refuses a conversation of roles {roles}: {error}.") from error
+            raise RefusedConversation(
+                f"The model's chat template refuses a conversation of roles {roles_of(messages)}: {error}; "
+                "mend such rows, or leave them out."
+            ) from error
+        return [*ids, *self.opening_ids]
+
+    def is_cut(self, prompt: Conversation) -> bool:
+        """Whether `prompt_ids` leaves something of it out."""
+        return len(self.whole_prompt_ids(prompt)) > self.max_prompt
 
     def response_ids(self, text: str) -> tuple[list[int], bool]:
         """The answer and its end token, cut from the right to `max_response` tokens; whether it was cut."""
-        ids = [*self.tokenizer(text, add_special_tokens=False)["input_ids"], self.end_id]
+        ids = self.whole_response_ids(text)
         return ids[: self.max_response], len(ids) > self.max_response
+
+    def whole_response_ids(self, text: str) -> list[int]:
+        """The answer and its end token, however long.
+
+        An end token that the text itself spells at its end is taken off, here as in past answers, so that there is one
+        and not two; special tokens that it spells elsewhere are text.
+        """
+        words = self.tokenizer(self._without_end(text), add_special_tokens=False, split_special_tokens=True)
+        return [*words["input_ids"], self.end_id]
+
+    def holds_special(self, text: str) -> bool:
+        """Whether the text spells a special token."""
+        return self._special_pattern.search(text) is not None
 
     def decode(self, ids: list[int]) -> str:
         """Text for people to read; never encoded again."""
         return self.tokenizer.decode(ids, skip_special_tokens=True)
 
+    def decode_all(self, ids: list[int]) -> str:
+        """The same with special tokens."""
+        return self.tokenizer.decode(ids, skip_special_tokens=False, clean_up_tokenization_spaces=False)
+
     def __len__(self) -> int:
-        return len(self.tokenizer)
+        return self.rows
+
+    def _without_end(self, answer: str) -> str:
+        for spelled in self._end_texts:
+            if answer.rstrip().endswith(spelled):
+                answer = answer.rstrip().removesuffix(spelled)
+        return answer
+
+    @cached_property
+    def _end_texts(self) -> tuple[str, ...]:
+        special = _special_tokens(self.tokenizer)
+        return tuple(special[token] for token in self.stop_ids if token in special)
+
+    @cached_property
+    def _special_pattern(self) -> re.Pattern[str]:
+        return re.compile("|".join(map(re.escape, _special_tokens(self.tokenizer).values())))
+
+    def _with_system(self, prompt: Conversation) -> Conversation:
+        """The conversation with the system message that it should have, where the template has a place for it."""
+        if self.system is not None and prompt[0].role != "system":
+            prompt = (Message("system", self.system), *prompt)
+        if self.has_system or all(message.role != "system" for message in prompt):
+            return prompt
+        if self.system_role == "fail":
+            raise DataError(
+                f"A conversation of roles {roles_of(prompt)} has a system message, for which the model's chat template has no "
+                "place, and tokens.system_role is fail; set it to merge or drop."
+            )
+        if self.system_role == "drop":
+            return tuple(message for message in prompt if message.role != "system")
+        return system_merged(prompt)
+
+    def _cut(self, ids: list[int], prompt: Conversation) -> list[int]:
+        """Too many ids cut from the left, what stands before the words of the last turn kept where it leaves them half the room."""
+        head = self._head(prompt)
+        if len(head) > self.max_prompt // 2:
+            head = head[:1] if head[0] == self.tokenizer.bos_token_id else []
+        return [*head, *ids[len(head) - self.max_prompt :]]
+
+    def _head(self, prompt: Conversation) -> list[int]:
+        """What the template puts before the words of the last turn: what two conversations that differ only in them share."""
+        one, other = (self.whole_prompt_ids((*prompt[:-1], replace(prompt[-1], content=words))) for words in "0x")
+        return one[: shared_length(one, other)]
 
 
 def load_tokenizer(
-    folder: Path, max_prompt: int, max_response: int, system: str | None = None, trust_remote_code: bool = False
+    folder: Path,
+    max_prompt: int,
+    max_response: int,
+    system: str | None = None,
+    system_role: SystemRole = "merge",
+    trust_remote_code: bool = False,
 ) -> ChatTokenizer:
-    """The tokenizer of a base folder.
+    """The tokenizer of a base folder, checked on a question before any weight is loaded.
 
     Raises:
-        BaseModelError: it cannot be loaded or has no end token.
+        BaseModelError: it cannot be loaded, has no end token, or has ids without an embedding row.
+        ParameterError: the `tokens` parameters do not fit its template.
     """
     try:
         tokenizer = AutoTokenizer.from_pretrained(folder, trust_remote_code=trust_remote_code)
+        embedding_rows = (
+            AutoConfig.from_pretrained(folder, trust_remote_code=trust_remote_code).get_text_config().vocab_size
+        )
+        configured = _configured_stops(folder)
     except (OSError, ValueError) as error:
         raise BaseModelError(
             f"The tokenizer in {folder} cannot be loaded: {' '.join(str(error).split())[:200]}"
         ) from error
-    if tokenizer.chat_template is None:
-        print("The tokenizer has no chat template: a plain 'User: … Assistant: …' layout is used.", flush=True)
-        tokenizer.chat_template = PLAIN_TEMPLATE
     eos = tokenizer.eos_token_id
-    if not isinstance(eos, int) or not 0 <= eos < len(tokenizer):
+    if not isinstance(eos, int):
         raise BaseModelError(
-            f"The tokenizer in {folder} has no end-of-sequence token among its {len(tokenizer)} tokens (eos_token_id is {eos}); set one in its tokenizer_config.json."
+            f"The tokenizer in {folder} has no end-of-sequence token (eos_token_id is {eos}); set eos_token in its tokenizer_config.json."
         )
-    end = _turn_end(tokenizer)
-    end = eos if end is None else end
-    stops = {eos, end}
-    if (folder / "generation_config.json").is_file():
-        configured = GenerationConfig.from_pretrained(folder).eos_token_id
-        stops |= set(configured if isinstance(configured, list) else [configured]) - {None}
-    return ChatTokenizer(tokenizer, end, tuple(sorted(stops)), max_prompt, max_response, system)
+    notes = settle_template(tokenizer)
+    layout = probe(tokenizer)
+    end = _turn_end(tokenizer, layout.after_answer, eos)
+    tokenizer.chat_control_tokens = []  # special tokens alone: a template may look for others, such as </think>, in past answers
+    stops = tuple(sorted({eos, end, *configured}))
+    chat = ChatTokenizer(
+        tokenizer=tokenizer,
+        end_id=end,
+        stop_ids=stops,
+        rows=max(*tokenizer.get_vocab().values(), *stops) + 1,
+        opening_ids=tuple(tokenizer(layout.opening, add_special_tokens=False)["input_ids"]),
+        has_system=layout.has_system,
+        notes=(*notes, *layout.notes),
+        max_prompt=max_prompt,
+        max_response=max_response,
+        system=system,
+        system_role=system_role,
+    )
+    _check_rows(chat, embedding_rows)
+    _check_probe(chat)
+    return chat
 
 
-def _turn_end(tokenizer: PreTrainedTokenizerBase) -> int | None:
-    """The special token that the template puts after an assistant's answer, if it puts one."""
-    turns = (Message("user", "Hello"), Message("assistant", MARKER))
-    text = tokenizer.apply_chat_template(_as_dicts(turns), tokenize=False)
-    after = text.partition(MARKER)[2]
-    special = set(tokenizer.all_special_ids) | {
-        i for i, token in tokenizer.added_tokens_decoder.items() if token.special
-    }
-    ids = tokenizer(after, add_special_tokens=False)["input_ids"]
-    return ids[0] if ids and ids[0] in special else None
+def _configured_stops(folder: Path) -> set[int]:
+    """The end tokens of the generation config, where there is one."""
+    if not (folder / "generation_config.json").is_file():
+        return set()
+    configured = GenerationConfig.from_pretrained(folder).eos_token_id
+    return set(configured if isinstance(configured, list) else [configured]) - {None}
 
 
-def _as_dicts(prompt: tuple[Message, ...]) -> list[dict[str, str]]:
-    return [{"role": message.role, "content": message.content} for message in prompt]
+def _special_tokens(tokenizer: PreTrainedTokenizerBase) -> dict[int, str]:
+    added = {index: token.content for index, token in tokenizer.added_tokens_decoder.items() if token.special}
+    return dict(zip(tokenizer.all_special_ids, tokenizer.all_special_tokens, strict=True)) | added
+
+
+def _turn_end(tokenizer: PreTrainedTokenizerBase, after_answer: str, eos: int) -> int:
+    """The token that the template puts after an answer, if it is one of the added ones; else `eos`.
+
+    Some tokenizers do not call it special; it is made so, that text cannot forge it and decoding leaves it out.
+    """
+    ids = tokenizer(after_answer.lstrip(), add_special_tokens=False)["input_ids"]
+    added = tokenizer.added_tokens_decoder
+    if not ids or ids[0] not in added.keys() | set(tokenizer.all_special_ids):
+        return eos
+    if ids[0] in added and not added[ids[0]].special:
+        token = added[ids[0]]
+        tokenizer.add_tokens(
+            [AddedToken(token.content, lstrip=token.lstrip, rstrip=token.rstrip, normalized=False, special=True)],
+            special_tokens=True,
+        )
+    return ids[0]
+
+
+def _check_rows(chat: ChatTokenizer, embedding_rows: int) -> None:
+    """An id without an embedding row ends in a GPU's assertion, far from its cause."""
+    if chat.rows > embedding_rows:
+        token = chat.tokenizer.convert_ids_to_tokens(chat.rows - 1)
+        raise BaseModelError(
+            f"The tokenizer of base.model has ids up to {chat.rows - 1} ({token}) but the embedding table has {embedding_rows} rows; "
+            "a token was added without a row for it: use the tokenizer that came with the model, or name a token that "
+            "has a row as its pad_token or eos_token."
+        )
+
+
+def _check_probe(chat: ChatTokenizer) -> None:
+    """What holds for every row, seen on one: a prompt that fits, at most one BOS, an answer with one special token, the end."""
+    if chat.system is not None and not chat.has_system and chat.system_role == "fail":
+        raise ParameterError(
+            "tokens.system is set, but the model's chat template has no place for a system message and tokens.system_role is "
+            "fail; set tokens.system to null, or tokens.system_role to merge or drop."
+        )
+    prompt = chat.whole_prompt_ids((Message("user", "x"),))
+    response = chat.whole_response_ids("x")
+    bos = chat.tokenizer.bos_token_id
+    if bos is not None and prompt[:2] == [bos, bos]:
+        raise BaseModelError(
+            "The chat template of base.model writes the BOS token twice; take one out of chat_template."
+        )
+    special = [token for token in response if token in _special_tokens(chat.tokenizer)]
+    if len(response) < 2 or special != [chat.end_id]:
+        raise BaseModelError(
+            f"The tokenizer of base.model makes {chat.tokenizer.convert_ids_to_tokens(response)} of the answer 'x': "
+            "its words and one end token are wanted."
+        )
+    if len(prompt) > chat.max_prompt:
+        raise ParameterError(
+            f"tokens.max_prompt is {chat.max_prompt} but the chat template and the system message make {len(prompt)} tokens of a "
+            f"one-letter question; raise it to {2 * len(prompt)} or more."
+        )

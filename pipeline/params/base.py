@@ -44,5 +44,9 @@ class TokensParams(Section):
     system: str | None = param(
         "system message put before conversations that have none; null leaves that to the model's chat template", None
     )
+    system_role: Literal["merge", "drop", "fail"] = param(
+        "what becomes of system messages where the model's chat template has no place for them; merge: they go before the user's words",
+        "merge",
+    )
     max_prompt: int = param("prompts are cut from the left to this many tokens", 256, ge=4)
     max_response: int = param("answers are cut from the right, and sampled up to, this many tokens", 64, ge=1)
