@@ -25,7 +25,7 @@ class PPOParams(Section):
         "passes over each rollout",
         2,
         ge=1,
-        usual=(2, 4),
+        usual=(1, 4),
         why="more epochs move the policy further from the one that sampled",
     )
     lr: float = param(
