@@ -3,6 +3,7 @@
 import numpy as np
 import pytest
 import torch
+from sklearn.linear_model import LogisticRegression
 
 from pipeline.baselines import bag_of_words, length_alone
 from pipeline.data.records import Message, Pair
@@ -37,15 +38,18 @@ def test_a_rate_without_variance_has_no_width() -> None:
     assert mean_rate([1, 1, 1], resamples=100, seed=0) == Rate(1.0, 1.0, 1.0)
 
 
-def test_the_bootstrap_draws_rows_and_is_the_same_each_time() -> None:
-    seen: list[int] = []
+def test_the_bootstrap_draws_rows_with_replacement_and_the_same_each_time() -> None:
+    seen: list[np.ndarray] = []
 
-    def record(rows: np.ndarray) -> float:
-        seen.append(len(rows))
-        return float(rows.sum())
+    def record(rows_SB: np.ndarray) -> np.ndarray:
+        seen.append(rows_SB)
+        return rows_SB.sum(1)
 
     assert bootstrap(record, 5, 100, seed=1) == bootstrap(record, 5, 100, seed=1)
-    assert seen == [5] * 202
+    drawn, whole = seen[:2]
+    assert drawn.shape == (100, 5) and set(drawn.flat) == set(range(5))
+    assert any(len(set(rows)) < 5 for rows in drawn.tolist())
+    assert whole.tolist() == [[0, 1, 2, 3, 4]]
 
 
 def test_a_win_rate_that_length_explains_is_one_half_at_equal_length() -> None:
@@ -75,6 +79,20 @@ def test_without_length_differences_or_losses_the_raw_rate_stands(wins_B: list[f
     equal = length_controlled_rate(np.array(wins_B), np.zeros(3), 100, 0)
     assert equal == mean_rate(wins_B, 100, 0)
     assert length_controlled_rate(np.ones(3), np.array([1.0, 2.0, -5.0]), 100, 0) == Rate(1.0, 1.0, 1.0)
+
+
+def test_the_fit_is_that_of_a_library() -> None:
+    """scikit-learn's logistic regression with the same prior, ties as half a win and half a loss."""
+    generator = np.random.default_rng(5)
+    for wins_of in ((0.0, 1.0), (0.0, 0.5, 1.0), (0.0, 1.0, 1.0, 1.0, 1.0, 1.0, 1.0)):
+        wins_B, extra_B = generator.choice(wins_of, 60), generator.integers(-30, 40, 60).astype(float)
+        length_B1 = np.tanh(extra_B / extra_B.std())[:, None]
+        model = LogisticRegression(C=1.0, tol=1e-8, max_iter=1000)
+        model.fit(
+            np.vstack([length_B1, length_B1]), [1] * 60 + [0] * 60, sample_weight=np.concatenate([wins_B, 1 - wins_B])
+        )
+        expected = model.predict_proba([[0.0]])[0, 1]
+        assert length_controlled_rate(wins_B, extra_B, 100, 0).mean == pytest.approx(expected, abs=1e-5)
 
 
 def test_distinct_n_counts_inside_answers_only() -> None:
