@@ -4,6 +4,7 @@ from collections import Counter
 from pathlib import Path
 
 import pytest
+import taking
 from chat_styles import STYLES
 
 from pipeline.data.figures import Sample, pick_samples, row_tokens, sample_of, token_figures
@@ -14,7 +15,7 @@ from pipeline.data.tokenization import ChatTokenizer
 
 
 def pair(chosen: str, rejected: str, prompt: str = "hi") -> Pair:
-    return Pair((Message("user", prompt),), chosen, rejected)
+    return taking.pair(prompt, chosen, rejected)
 
 
 def labelled(longer: int, shorter: int, equal: int = 0) -> list[Pair]:

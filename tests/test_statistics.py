@@ -2,11 +2,12 @@
 
 import numpy as np
 import pytest
+import taking
 import torch
 from sklearn.linear_model import LogisticRegression
 
 from pipeline.baselines import bag_of_words, length_alone
-from pipeline.data.records import Message, Pair
+from pipeline.data.records import Pair
 from pipeline.statistics import (
     Rate,
     beside_baselines,
@@ -113,7 +114,7 @@ def test_a_model_beside_its_rivals() -> None:
 
 
 def pair(chosen: str, rejected: str) -> Pair:
-    return Pair((Message("user", "q"),), chosen, rejected)
+    return taking.pair("q", chosen, rejected)
 
 
 def test_length_alone_goes_the_way_that_training_pairs_go() -> None:

@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 import torch
 from chat_styles import CHATML, GEMMA, LLAMA3, MISTRAL, QWEN_CLOSED, STYLES, Style, hand, save_and_load
+from taking import pair
 from tokenizers import models
 from transformers import PreTrainedTokenizerFast
 
@@ -30,10 +31,6 @@ CONVERSATION = (
     Message("user", "why?"),
 )
 HI = (Message("user", "hi"),)
-
-
-def pair(prompt: str, chosen: str = "yes", rejected: str = "no") -> Pair:
-    return Pair((Message("user", prompt),), chosen, rejected)
 
 
 # --- the same ids in every stage ---
