@@ -8,6 +8,7 @@ import pytest
 from taking import assistant, chat, pair, system, take, user, write_rows
 
 from pipeline.data.records import Demonstration, Pair, Record
+from pipeline.errors import DataError
 
 A = {"role": "assistant", "content": "a"}
 S = {"role": "system", "content": "s"}
@@ -95,3 +96,82 @@ def test_what_cannot_be_read_rightly_is_rejected(name: str, tmp_path: Path) -> N
 def test_an_answer_may_be_a_list_in_json(tmp_path: Path) -> None:
     row = {"prompt": "Three primes as JSON", "completion": '["2", "3", "5"]'}
     assert len(take(write_rows(tmp_path / "rows.jsonl", row))[0]) == 1
+
+
+# --- rows that say more than their file ---
+
+
+@pytest.mark.parametrize(
+    ("few", "many", "titles"),
+    [
+        ({"prompt": "q", "chosen": "a", "rejected": "b"}, {"prompt": "q"}, ("prompt with chosen and rejected", "prompts without answers")),
+        ({"prompt": "q", "completion": "a"}, {"prompt": "q"}, ("prompt with completion", "prompts without answers")),
+        (
+            {"prompt": "q", "response": "a", "chosen": "a", "rejected": "b"},
+            {"prompt": "q", "response": "a"},
+            ("prompt with chosen and rejected", "prompt with response"),
+        ),
+    ],
+)  # fmt: skip
+@pytest.mark.parametrize("counts", [(100, 20), (60, 40)], ids=["after the sample", "in the sample"])
+def test_rows_of_a_richer_shape_than_their_file_are_rejects(
+    few: dict, many: dict, titles: tuple[str, str], counts: tuple[int, int], tmp_path: Path
+) -> None:
+    file = write_rows(tmp_path / "rows.jsonl", *[many] * counts[0], *[few] * counts[1])
+    records, tally = take(file)
+    assert len(records) == counts[0]
+    assert tally.rejects == {f"row is of another shape ({titles[0]}) than its file ({titles[1]})": counts[1]}
+
+
+# --- answers and labels under other names ---
+
+LABELLED: list[dict[str, Any]] = [
+    {"prompt": "q", "completion": "bad", "label": 0},
+    {"prompt": "q", "completion": "bad", "label": "False"},
+    {"messages": chat("q", "bad"), "kto_tag": False},
+    {"question": "q", "answer": "bad", "label": False},
+    {"instruction": "q", "output": "bad", "label": "bad"},
+]
+
+
+@pytest.mark.parametrize("row", LABELLED)
+def test_answers_with_a_label_are_refused_however_the_label_is_written(row: dict, tmp_path: Path) -> None:
+    with pytest.raises(DataError, match=r"good or bad \(KTO\)"):
+        take(write_rows(tmp_path / "rows.jsonl", row))
+
+
+UNKNOWN_NAMES: list[dict[str, Any]] = [
+    {"prompt": "q", "answers": [{"answer": "a", "rank": 1.0}]},
+    {"instruction": "q", "completions": [{"response": "a"}]},
+    {"prompt": "q", "response_0": "a", "response_1": "b", "better_response_id": 1},
+    {"question": "q", "response_j": "a", "response_k": "b"},
+    {"prompt": "q", "output": "a"},
+    {"instruction": "q", "generation": "a"},
+    {"prompt": "q", "chosen ": "a", "rejected ": "b"},
+    {"prompt": "q", "preferred": "a", "dispreferred": "b"},
+    {"prompt": "q", "pos_resp": "a", "neg_resp": "b"},
+]
+
+
+@pytest.mark.parametrize("row", UNKNOWN_NAMES)
+def test_fields_that_may_be_answers_stop_a_check_unless_the_shape_is_named(row: dict, tmp_path: Path) -> None:
+    fields = sorted(row.keys() - {"prompt", "question", "instruction", "better_response_id"})
+    file = write_rows(tmp_path / "rows.jsonl", row)
+    with pytest.raises(
+        DataError, match=f"beside them {', '.join(fields)}, which may be answers .* rename them"
+    ) as stop:
+        take(file)
+    name = str(stop.value).removesuffix(".").rpartition(" ")[2]
+    assert len(take(file, shape=name)[0]) == len(take(file, "prompts")[0]) == 1
+
+
+def test_numbers_are_no_answers(tmp_path: Path) -> None:
+    rows = write_rows(tmp_path / "rows.jsonl", {"prompt": "q", "num_responses": 7, "answers": []})
+    assert len(take(rows)[0]) == 1
+
+
+def test_tools_of_an_openai_pair_are_refused(tmp_path: Path) -> None:
+    given = {"messages": chat("q"), "tools": [{"type": "function"}]}
+    row = {"input": given, "preferred_output": [A], "non_preferred_output": [{**A, "content": "b"}]}
+    with pytest.raises(DataError, match="tool calls"):
+        take(write_rows(tmp_path / "rows.jsonl", row))

@@ -8,8 +8,9 @@ from itertools import chain, islice
 from typing import Any, TextIO
 
 from pipeline.data.readers import read_rows
-from pipeline.data.recognition import SAMPLE, Rules, as_kind, readings, recognise, refused_row, unread_fields
+from pipeline.data.recognition import SAMPLE, Rules, as_kind, readings, recognise, richer_shape, unread_fields
 from pipeline.data.records import Record
+from pipeline.data.refusals import refused_row
 from pipeline.data.rows import Row
 from pipeline.data.shapes import PROMPTS, SHAPES, Shape
 from pipeline.data.sources import DataFile, find_data, other_files
@@ -127,7 +128,7 @@ def take_in(
         for row in chain(first, rows):
             tally.rows += 1
             try:
-                records, left_out = _judge(row, shape, wanted)
+                records, left_out = _judge(row, shape, wanted, named=rules.shape != "auto")
                 keep(records)
             except BadRow as bad:
                 reject = Reject(data.name, row.line, bad.field, bad.type, bad.reason)
@@ -153,8 +154,11 @@ def _opening(rows: Iterator[Row]) -> list[Row]:
     return found
 
 
-def _judge(row: Row, shape: Shape | None, wanted: str | None) -> tuple[tuple[Record, ...], int]:
+def _judge(row: Row, shape: Shape | None, wanted: str | None, named: bool) -> tuple[tuple[Record, ...], int]:
     """The records of a row, and how many of its answers and turns are left out.
+
+    Args:
+        named: the user says that this is the rows' shape, whatever else they could be read as.
 
     Raises:
         BadRow: it cannot be used.
@@ -168,11 +172,12 @@ def _judge(row: Row, shape: Shape | None, wanted: str | None) -> tuple[tuple[Rec
     refused = refused_row(row.content)
     if refused is not None:
         raise BadRow("row", "an object", f"holds {refused.title}, which are not read")
-    if not shape.fits(row.content):
+    other = None if named else richer_shape(row.content, shape)
+    if other is None and not shape.fits(row.content):
         others = [SHAPES[name] for name in readings(row.content)]
-        others = [other for other in others if other.kind != PROMPTS]
-        if others:
-            raise BadRow("row", "an object", f"is of another shape ({others[0].title}) than its file ({shape.title})")
+        other = next((other for other in others if other.kind != PROMPTS), None)
+    if other is not None:
+        raise BadRow("row", "an object", f"is of another shape ({other.title}) than its file ({shape.title})")
     parsed = shape.parse(row.content)
     records = as_kind(parsed, wanted)
     if not records and not parsed.left_out:

@@ -1,14 +1,15 @@
-"""Which shape a file has, told by its first rows; and shapes that are known but refused, with what to do about them."""
+"""Which shape a file has, told by its first rows."""
 
 from collections import Counter
-from collections.abc import Callable, Collection
+from collections.abc import Collection
 from dataclasses import dataclass
 from typing import Any
 
-from pipeline.data.parsing import RANKED, Parsed
+from pipeline.data.parsing import Parsed
 from pipeline.data.records import Pair, PromptOnly, Record, as_demonstration
+from pipeline.data.refusals import LAST_REFUSED, RANKINGS, Refusal, may_be_answers, refused_row
 from pipeline.data.shapes import DEMONSTRATIONS, KINDS, PAIRS, PROMPTS, SHAPES, Shape
-from pipeline.data.turns import NOTHING, BadRow, is_tool_turn
+from pipeline.data.turns import BadRow
 from pipeline.errors import DataError
 
 SAMPLE = 100  # rows of a file that are looked at
@@ -22,64 +23,7 @@ class Rules:
     expand_rankings: bool = False
 
 
-@dataclass(frozen=True)
-class Refusal:
-    """A shape that is known but not read."""
-
-    title: str
-    remedy: str
-
-
 LACKS = {PAIRS: "rejected answers to compare with", DEMONSTRATIONS: "answers to learn from"}
-
-
-def _has_tools(row: dict[str, Any]) -> bool:
-    if any(row.get(field) not in NOTHING for field in ("tools", "functions")):
-        return True
-    lists = (row.get(field) for field in ("messages", "conversations", "chosen_messages", "prompt"))
-    turns = (turn for value in lists if isinstance(value, list) for turn in value if isinstance(turn, dict))
-    return any(map(is_tool_turn, turns))
-
-
-def _is_kto(row: dict[str, Any]) -> bool:
-    answers = ("completion", "response", "messages", "conversations")
-    return isinstance(row.get("label"), bool) and any(row.get(name) is not None for name in answers)
-
-
-def _has_media(row: dict[str, Any]) -> bool:
-    return any(row.get(field) not in NOTHING for field in ("images", "image", "videos", "audios"))
-
-
-TOOLS = Refusal(
-    "conversations with tool calls (tools that are offered, or turns like function_call and observation)",
-    "answers are trained as plain text here; keep the rows without tools, or rewrite calls and their results as ordinary turns",
-)
-KTO = Refusal(
-    "single answers with a label, good or bad (KTO)",
-    "a reward model needs two answers to one prompt: join good and bad answers of a prompt into chosen and rejected; "
-    "or keep the rows whose label is true, without the field label, as demonstrations",
-)
-MEDIA = Refusal(
-    "conversations about images, videos or sounds",
-    "only text is trained on here; keep the rows without them",
-)
-RANKINGS = Refusal(
-    f"ranked answers (a prompt and a list, best first, in {', '.join(RANKED)})",
-    "set data.expand_rankings: true to make a pair of every answer and every later one, or keep two as chosen and rejected",
-)
-TEXT = Refusal(
-    "text alone, with no border between prompt and answer",
-    "only answers are trained on here; split each text into prompt and completion, or into messages",
-)
-TOKENS = Refusal(
-    "token ids", "ids are made here, by the base model's own tokenizer; bring the text that they were made of"
-)
-REFUSED: list[tuple[Callable[[dict[str, Any]], bool], Refusal]] = [
-    (_has_tools, TOOLS),
-    (_has_media, MEDIA),
-    (_is_kto, KTO),
-]
-LAST_REFUSED: list[tuple[str, Refusal]] = [("text", TEXT), ("input_ids", TOKENS)]  # only where there is no reading
 
 
 def readings(row: dict[str, Any]) -> list[str]:
@@ -92,11 +36,6 @@ def readings(row: dict[str, Any]) -> list[str]:
     largest = [name for name, used in fitting.items() if not any(used < other for other in fitting.values())]
     richer = [name for name in largest if SHAPES[name].kind != PROMPTS]
     return richer or largest
-
-
-def refused_row(row: dict[str, Any]) -> Refusal | None:
-    """Why a row like this is never read, in a file of whatever shape."""
-    return next((why for has, why in REFUSED if has(row)), None)
 
 
 def refusal(row: dict[str, Any], rules: Rules) -> Refusal | None:
@@ -136,7 +75,32 @@ def recognise(file: str, rows: list[dict[str, Any]], wanted: str | None, rules: 
             f"{file} is for data.{wanted} but holds {shape.title}{beside}: it has no {LACKS[wanted]}; "
             f"data.{shape.kind} is where it belongs."
         )
+    if wanted is None and shape.kind == PROMPTS and rules.shape == "auto":
+        _check_no_answers(file, rows, shape)
     return shape
+
+
+def _check_no_answers(file: str, rows: list[dict[str, Any]], shape: Shape) -> None:
+    """Prompts are taken for prompts alone only where no other field may be their answer."""
+    alone = [row for row in rows if shape.fits(row) and richer_shape(row, shape) is None]
+    found = sorted({field for row in alone for field in may_be_answers(row, row.keys() - shape.used(row))})
+    if found:
+        raise DataError(
+            f"{file} holds {shape.title}, but beside them {', '.join(_shown(found))}, which may be answers under names that are not "
+            "known; rename them to chosen and rejected, or one of them to completion (of an instruction: output; of a question: "
+            f"answer), or where they are no answers say so with the shape {name_of(shape)}."
+        )
+
+
+def name_of(shape: Shape) -> str:
+    """The name by which data.shape knows a shape."""
+    return next(name for name, known in SHAPES.items() if known is shape)
+
+
+def richer_shape(row: dict[str, Any], shape: Shape) -> Shape | None:
+    """A shape that the row can be read as and that says more of it: pairs say more than demonstrations, these than prompts."""
+    richer = (other for other in SHAPES.values() if KINDS.index(other.kind) < KINDS.index(shape.kind))
+    return next((other for other in richer if other.fits(row)), None)
 
 
 def _named(file: str, rows: list[dict[str, Any]], name: str) -> str:
