@@ -4,8 +4,10 @@ import json
 from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
-from taking import assistant, chat, pair, system, take, user, write_rows
+from taking import assistant, chat, demonstration, pair, system, take, user, write_rows
 
 from pipeline.data.records import Demonstration, Pair, Record
 from pipeline.errors import DataError
@@ -175,3 +177,33 @@ def test_tools_of_an_openai_pair_are_refused(tmp_path: Path) -> None:
     row = {"input": given, "preferred_output": [A], "non_preferred_output": [{**A, "content": "b"}]}
     with pytest.raises(DataError, match="tool calls"):
         take(write_rows(tmp_path / "rows.jsonl", row))
+
+
+# --- fields that are there twice, and values that are none ---
+
+
+def test_a_field_that_is_named_twice_is_not_read(tmp_path: Path) -> None:
+    twice = '{"prompt": "q", "chosen": "a", "rejected": "b", "chosen": "c"}'
+    (tmp_path / "rows.jsonl").write_text('{"prompt": "q", "chosen": "a", "rejected": "b"}\n' + twice + "\n")
+    assert take(tmp_path / "rows.jsonl")[1].rejects == {"row names the field 'chosen' twice": 1}
+    (tmp_path / "rows.json").write_text(f"[{twice}]")
+    with pytest.raises(DataError, match="item 1 names the field 'chosen' twice"):
+        take(tmp_path / "rows.json")
+    pq.write_table(pa.Table.from_arrays([pa.array(["q"])] * 2, names=["prompt", "prompt"]), tmp_path / "rows.parquet")
+    with pytest.raises(DataError, match="it names a field twice"):
+        take(tmp_path / "rows.parquet")
+
+
+def test_nothing_written_as_a_word_is_nothing(tmp_path: Path) -> None:
+    (tmp_path / "rows.jsonl").write_text('{"prompt": "q", "completion": "a", "tools": NaN, "system": NaN}\n')
+    assert take(tmp_path / "rows.jsonl")[0] == [demonstration("q", "a")]
+    (tmp_path / "rows.csv").write_text("prompt, chosen,rejected\nq,a,NaN\nq,a,NULL\nq,a,b\n")
+    records, tally = take(tmp_path / "rows.csv")
+    assert (records, tally.rejects) == ([pair("q", "a", "b")], {"rejected is null, not text or messages": 2})
+
+
+def test_a_time_that_no_calendar_has_is_a_clean_error(tmp_path: Path) -> None:
+    columns = {"prompt": ["q"], "completion": ["a"], "t": pa.array([2**62], pa.timestamp("us"))}
+    pq.write_table(pa.table(columns), tmp_path / "rows.parquet")
+    with pytest.raises(DataError, match=r"rows\.parquet cannot be read to its end"):
+        take(tmp_path / "rows.parquet")

@@ -17,11 +17,12 @@ import pyarrow.parquet
 
 from pipeline.data.hub import hub_rows
 from pipeline.data.json_arrays import array_items
-from pipeline.data.rows import MAX_ROW, Row
+from pipeline.data.rows import JSON, MAX_ROW, RepeatedField, Row
 from pipeline.data.sources import DataFile, HubData
 from pipeline.errors import DataError
 
 BOM = b"\xef\xbb\xbf"
+NULLS = ("NaN", "nan", "NULL", "null", "<NA>")  # how programs write into a cell that nothing is there
 UTF_16 = (b"\xff\xfe", b"\xfe\xff")
 
 
@@ -54,7 +55,16 @@ def read_rows(data: DataFile | HubData) -> Iterator[Row]:
                 if suffix == "json":
                     _check_first_line(raw)
                 yield from _json_lines(raw, raw)
-    except (OSError, EOFError, zlib.error, ValueError, RecursionError, pyarrow.ArrowException, csv.Error) as error:
+    except (
+        OSError,
+        EOFError,
+        zlib.error,
+        ValueError,
+        OverflowError,
+        RecursionError,
+        pyarrow.ArrowException,
+        csv.Error,
+    ) as error:
         words = " ".join(str(error).split())[:300]
         raise DataError(f"{data.name} cannot be read to its end: {words}. Mend the file, or leave it out.") from None
 
@@ -97,11 +107,13 @@ def _json_lines(stream: BinaryIO, raw: BinaryIO) -> Iterator[Row]:
 
 def _json_line(number: int, line: bytes, position: int) -> Row:
     try:
-        return Row(number, json.loads(line.decode("utf-8")), position=position)
+        return Row(number, JSON.decode(line.decode("utf-8")), position=position)
     except UnicodeDecodeError:
         return Row(number, fault="is not UTF-8", position=position)
     except RecursionError:
         return Row(number, fault="is nested too deep", position=position)
+    except RepeatedField as error:
+        return Row(number, fault=str(error), position=position)
     except ValueError:
         return Row(number, fault="is not valid JSON", position=position)
 
@@ -120,22 +132,31 @@ def _csv(raw: BinaryIO) -> Iterator[Row]:
     """Rows of a comma-separated file whose first line names the fields. All cells are text."""
     csv.field_size_limit(MAX_ROW)
     reader = csv.reader(_text(raw, ""), strict=True)
-    fields = next(reader, [])
-    if len(set(fields)) != len(fields):
-        raise ValueError("its first line names a field twice")
+    fields = [field.strip() for field in next(reader, [])]
+    _check_fields(fields, "its first line")
     end = reader.line_num
     for cells in reader:
         line, end = end + 1, reader.line_num
         if len(cells) == len(fields):
-            yield Row(line, dict(zip(fields, cells, strict=True)), position=raw.tell())
+            yield Row(
+                line,
+                {field: None if cell in NULLS else cell for field, cell in zip(fields, cells, strict=True)},
+                position=raw.tell(),
+            )
         elif cells:
             yield Row(line, fault="has another number of cells than the first line", position=raw.tell())
+
+
+def _check_fields(fields: list[str], where: str) -> None:
+    if len(set(fields)) != len(fields):
+        raise ValueError(f"{where} names a field twice")
 
 
 def _parquet(path: Path) -> Iterator[Row]:
     size = path.stat().st_size
     with pyarrow.parquet.ParquetFile(path) as table:
         total, number = table.metadata.num_rows, 0
+        _check_fields(table.schema_arrow.names, "it")
         for batch in table.iter_batches(batch_size=1000):
             for content in batch.to_pylist():
                 number += 1
