@@ -207,3 +207,19 @@ def test_a_time_that_no_calendar_has_is_a_clean_error(tmp_path: Path) -> None:
     pq.write_table(pa.table(columns), tmp_path / "rows.parquet")
     with pytest.raises(DataError, match=r"rows\.parquet cannot be read to its end"):
         take(tmp_path / "rows.parquet")
+
+
+# --- what is said of a file ---
+
+
+def test_what_is_not_read_is_named_wherever_it_comes(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    plain = {"messages": chat("q", "a")}
+    thinking = {"messages": [*chat("q"), {**A, "reasoning_content": "r", "thinking": None}], "late": 1}
+    take(write_rows(tmp_path / "rows.jsonl", *[plain] * 150, thinking))
+    assert "fields not read: late, messages[].reasoning_content\n" in capsys.readouterr().out
+
+
+def test_answers_that_begin_with_their_prompt_are_a_warning(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    row = {"prompt": "What is 2+2?", "chosen": "What is 2+2?\nFour.", "rejected": "What is 2+2?\nFive."}
+    take(write_rows(tmp_path / "rows.jsonl", row))
+    assert "WARNING: its answers begin with their prompt's own text" in capsys.readouterr().out

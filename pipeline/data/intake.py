@@ -7,8 +7,9 @@ from dataclasses import asdict, dataclass, field
 from itertools import chain, islice
 from typing import Any, TextIO
 
+from pipeline.data.notes import FileNotes
 from pipeline.data.readers import read_rows
-from pipeline.data.recognition import SAMPLE, Rules, as_kind, readings, recognise, richer_shape, unread_fields
+from pipeline.data.recognition import SAMPLE, Rules, as_kind, readings, recognise, richer_shape
 from pipeline.data.records import Record
 from pipeline.data.refusals import refused_row
 from pipeline.data.rows import Row
@@ -124,6 +125,7 @@ def take_in(
         first = _opening(rows)
         samples = [row.content for row in first if isinstance(row.content, dict)]
         shape = recognise(data.name, samples, wanted, rules)
+        notes = FileNotes()
         rows_before, used_before = tally.rows, tally.shapes.total()
         for row in chain(first, rows):
             tally.rows += 1
@@ -134,11 +136,12 @@ def take_in(
                 reject = Reject(data.name, row.line, bad.field, bad.type, bad.reason)
                 _count_reject(tally, reject, rejects)
                 continue
+            notes.add(row.content, shape, records)
             tally.left_out += left_out
             tally.records.update(type(record).__name__ for record in records)
             tally.shapes[shape.title] += 1
         read, used = tally.rows - rows_before, tally.shapes.total() - used_before
-        _say(data.name, shape, read, used, unread_fields(samples, shape) if shape else [])
+        _say(data.name, shape, read, used, notes)
     return tally
 
 
@@ -193,12 +196,11 @@ def _count_reject(tally: Tally, reject: Reject, rejects: TextIO | None) -> None:
         rejects.write(json.dumps(asdict(reject), ensure_ascii=False) + "\n")
 
 
-def _say(name: str, shape: Shape | None, read: int, used: int, unread: list[str]) -> None:
+def _say(name: str, shape: Shape | None, read: int, used: int, notes: FileNotes) -> None:
     title = shape.title if shape else "nothing that can be used"
-    notes = [f"{read - used:,} of them rejected"] * (used < read) + [f"fields not read: {', '.join(unread)}"] * bool(
-        unread
-    )
-    console.print(f"{name}: {title}, {read:,} rows{''.join(f'; {note}' for note in notes)}", markup=False)
+    rejected = [f"{read - used:,} of them rejected"] * (used < read)
+    words = "".join(f"; {note}" for note in (*rejected, *notes.lines()))
+    console.print(f"{name}: {title}, {read:,} rows{words}", markup=False)
 
 
 def _watched(rows: Iterator[Row], data: DataFile) -> Iterator[Row]:

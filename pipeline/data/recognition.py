@@ -9,7 +9,7 @@ from pipeline.data.parsing import Parsed
 from pipeline.data.records import Pair, PromptOnly, Record, as_demonstration
 from pipeline.data.refusals import LAST_REFUSED, RANKINGS, Refusal, may_be_answers, refused_row
 from pipeline.data.shapes import DEMONSTRATIONS, KINDS, PAIRS, PROMPTS, SHAPES, Shape
-from pipeline.data.turns import BadRow
+from pipeline.data.turns import TURN_FIELDS, BadRow, first_there
 from pipeline.errors import DataError
 
 SAMPLE = 100  # rows of a file that are looked at
@@ -69,7 +69,7 @@ def recognise(file: str, rows: list[dict[str, Any]], wanted: str | None, rules: 
     votes = Counter(name for row in rows for name in readings(row))
     shape = SHAPES[_named(file, rows, rules.shape) if rules.shape != "auto" else _elected(file, rows, votes)]
     if wanted is not None and KINDS.index(shape.kind) > KINDS.index(wanted):
-        unread = unread_fields(rows, shape)
+        unread = shown_names(sorted(set().union(*(unread_fields(row, shape) for row in rows))))
         beside = f" (not read: {', '.join(unread)})" if unread else ""
         raise DataError(
             f"{file} is for data.{wanted} but holds {shape.title}{beside}: it has no {LACKS[wanted]}; "
@@ -86,7 +86,7 @@ def _check_no_answers(file: str, rows: list[dict[str, Any]], shape: Shape) -> No
     found = sorted({field for row in alone for field in may_be_answers(row, row.keys() - shape.used(row))})
     if found:
         raise DataError(
-            f"{file} holds {shape.title}, but beside them {', '.join(_shown(found))}, which may be answers under names that are not "
+            f"{file} holds {shape.title}, but beside them {', '.join(shown_names(found))}, which may be answers under names that are not "
             "known; rename them to chosen and rejected, or one of them to completion (of an instruction: output; of a question: "
             f"answer), or where they are no answers say so with the shape {name_of(shape)}."
         )
@@ -166,17 +166,24 @@ def as_kind(parsed: Parsed, wanted: str | None) -> tuple[Record, ...]:
     return tuple(as_demonstration(record) for record in parsed.records if not isinstance(record, PromptOnly))
 
 
-def unread_fields(rows: list[dict[str, Any]], shape: Shape) -> list[str]:
-    """The fields of the rows that the shape does not read, in order of name, null ones left out."""
-    unread = (field for row in rows for field in row.keys() - shape.used(row) if row[field] is not None)
-    return _shown(sorted(set(unread)))
+def unread_fields(row: dict[str, Any], shape: Shape) -> set[str]:
+    """The fields of a row that the shape does not read, and those of its turns that are not; null ones left out."""
+    used = shape.used(row)
+    unread = {field for field in row.keys() - used if row[field] is not None}
+    for field in used:
+        if isinstance(row[field], list):
+            turns = (turn for turn in row[field] if isinstance(turn, dict) and first_there(turn, "role", "from"))
+            unread |= {
+                f"{field}[].{key}" for turn in turns for key in turn.keys() - TURN_FIELDS if turn[key] is not None
+            }
+    return unread
 
 
 def _fields(rows: list[dict[str, Any]]) -> str:
-    return ", ".join(_shown(dict.fromkeys(field for row in rows for field in row)))
+    return ", ".join(shown_names(dict.fromkeys(field for row in rows for field in row)))
 
 
-def _shown(names: Collection[str]) -> list[str]:
+def shown_names(names: Collection[str]) -> list[str]:
     """Field names fit to be printed, whatever a damaged file has for names; the first few."""
     shown = [f"{name:.40}".encode(errors="replace").decode() for name in list(names)[:12]]
     return [*shown, f"{len(names) - 12} more"] if len(names) > 12 else shown

@@ -1,6 +1,7 @@
 """A row as it lies in a file."""
 
 import json
+from collections import Counter
 from dataclasses import dataclass
 from typing import Any
 
@@ -27,9 +28,8 @@ class RepeatedField(ValueError):
 def _object(fields: list[tuple[str, Any]]) -> dict[str, Any]:
     found = dict(fields)
     if len(found) < len(fields):
-        names = [name for name, _ in fields]
-        twice = next(name for name in names if names.count(name) > 1)
-        raise RepeatedField(f"names the field {ascii(twice):.40} twice")
+        twice = Counter(name for name, _ in fields).most_common(1)[0][0]
+        raise RepeatedField(f"names the field {twice[:40]!a} twice")
     return found
 
 

@@ -14,6 +14,7 @@ ROLES = {
 }
 ROLE_OF = {name: role for role, names in ROLES.items() for name in names}
 TOOL_ROLES = ("tool", "function", "function_call", "tool_call", "observation", "tool_response", "ipython")
+TURN_FIELDS = {"role", "from", "content", "value", "loss_weight", "weight"}
 NOTHING = (None, "", "[]", "null", [], {})
 HH_TURN = re.compile(r"(?:\A|\n\n)(Human|Assistant):")
 WRITTEN_LIST = re.compile(
