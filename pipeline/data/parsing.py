@@ -24,6 +24,7 @@ from pipeline.data.turns import (
 SYSTEM_FIELDS = ("system", "system_prompt")
 SIDES = ("chosen", "rejected")
 OPENAI_SIDES = ("preferred_output", "non_preferred_output")
+MOST_RANKED = 100
 RANKED = ("outputs", "responses", "output")
 
 
@@ -187,6 +188,10 @@ def ranked(prompt: PromptField, row: dict[str, Any]) -> Parsed:
     value = required(row, name)
     if not isinstance(value, list) or len(value) < 2:
         raise wrong_type(name, value, "a list of two or more answers, the best first")
+    if len(value) > MOST_RANKED:
+        raise BadRow(
+            name, "a list", f"has more than {MOST_RANKED} answers, each of which would be paired with all others"
+        )
     names = [f"{name}[{number}]" for number in range(len(value))]
     answers = [answer_of(place, text_of(place, answer)) for place, answer in zip(names, value, strict=True)]
     ranks = combinations(range(len(answers)), 2)
