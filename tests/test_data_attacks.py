@@ -68,6 +68,8 @@ WHOLE: dict[str, tuple[dict[str, Any], list[Record]]] = {
         {"messages": [{"role": None, "content": None, "from": who, "value": text} for who, text in (("human", "q"), ("gpt", "a"))]},
         [Demonstration((user("q"),), "a")],
     ),
+    "context of a question": ({"question": "q", "context": "c", "answer": "a"}, [demonstration("q\n\nc", "a")]),
+    "input without an instruction": ({"instruction": " ", "input": "i", "output": "a"}, [demonstration("i", "a")]),
 }  # fmt: skip
 
 
@@ -95,7 +97,23 @@ REJECTED: dict[str, tuple[dict[str, Any], str]] = {
         {"conversations": '[{"from": "human", "value": "q"}]', "chosen": "a", "rejected": "b"},
         f"conversations {WRITTEN}",
     ),
+    "zero-width answer": ({"prompt": "q", "completion": "\u200b\ufeff"}, "completion is empty"),
 }
+
+RANKINGS: dict[str, tuple[dict[str, Any], str]] = {
+    "two lists": ({"outputs": ["a", "b"], "responses": ["c", "d"]}, "responses is there beside outputs; leave one of them out"),
+    "scores that rise": (
+        {"responses": ["bad", "good"], "scores": [1, 9]},
+        "responses is not in the order of its scores; the best answer must come first",
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", RANKINGS)
+def test_ranked_answers_of_which_the_order_is_in_doubt_are_rejected(name: str, tmp_path: Path) -> None:
+    row, reason = RANKINGS[name]
+    _, tally = take(write_rows(tmp_path / "rows.jsonl", {"prompt": "q", **row}), expand_rankings=True)
+    assert tally.rejects == {reason: 1}
 
 
 @pytest.mark.parametrize("name", REJECTED)

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from itertools import combinations
+from itertools import combinations, pairwise
 from typing import Any
 
 from pipeline.data.records import Demonstration, Message, Pair, PromptOnly, Record
@@ -11,12 +11,15 @@ from pipeline.data.turns import (
     Turn,
     answer_of,
     check_prompt,
+    first_there,
+    is_blank,
     is_transcript,
     prompt_of,
     required,
     text_of,
     transcript_turns,
     turns_of,
+    type_of,
     whole_text,
     wrong_type,
 )
@@ -24,6 +27,7 @@ from pipeline.data.turns import (
 SYSTEM_FIELDS = ("system", "system_prompt")
 SIDES = ("chosen", "rejected")
 OPENAI_SIDES = ("preferred_output", "non_preferred_output")
+SCORES = ("scores", "ratings", "rewards")  # of ranked answers
 MOST_RANKED = 100
 RANKED = ("outputs", "responses", "output")
 
@@ -50,7 +54,7 @@ class PromptField:
 def with_system(row: dict[str, Any], prompt: tuple[Message, ...]) -> tuple[Message, ...]:
     """The prompt after the system message that some data keep in a field of its own."""
     for field in SYSTEM_FIELDS:
-        if row.get(field) is None or not text_of(field, row[field]).strip():
+        if row.get(field) is None or is_blank(text_of(field, row[field])):
             continue
         if not prompt or prompt[0].role != "system":
             prompt = (Message("system", row[field]), *prompt)
@@ -64,12 +68,25 @@ def plain_field(name: str) -> PromptField:
     return PromptField(name, lambda row: with_system(row, prompt_of(name, required(row, name))))
 
 
+def _question(row: dict[str, Any]) -> tuple[Message, ...]:
+    *earlier, last = prompt_of("question", required(row, "question"))
+    text = _joined([last.content, *_texts(row, ("context",))])
+    return with_system(row, (*earlier, replace(last, content=text)))
+
+
+def _texts(row: dict[str, Any], fields: tuple[str, ...]) -> list[str]:
+    return [text_of(field, row[field]) for field in fields if row.get(field) is not None]
+
+
+def _joined(texts: list[str]) -> str:
+    """The texts that say something, with an empty line between."""
+    return "\n\n".join(text for text in texts if not is_blank(text))
+
+
 def _instruction(row: dict[str, Any]) -> tuple[Message, ...]:
     """Instruction and input (Dolly: context) as one user's turn, with an empty line between; `history` before them."""
-    text = text_of("instruction", required(row, "instruction"))
-    for field in ("input", "context"):
-        if row.get(field) is not None and text_of(field, row[field]).strip():
-            text = f"{text}\n\n{row[field]}"
+    instruction = whole_text("instruction", required(row, "instruction"))
+    text = _joined([instruction, *_texts(row, ("input", "context"))])
     earlier: list[Message] = []
     history = row.get("history") or []
     if not isinstance(history, list):
@@ -83,6 +100,7 @@ def _instruction(row: dict[str, Any]) -> tuple[Message, ...]:
 
 
 INSTRUCTION = PromptField("instruction", _instruction)
+QUESTION = PromptField("question", _question)
 
 
 def _checked(prompt: PromptField, row: dict[str, Any]) -> tuple[Message, ...]:
@@ -184,7 +202,9 @@ def openai_pair(row: dict[str, Any]) -> Parsed:
 def ranked(prompt: PromptField, row: dict[str, Any]) -> Parsed:
     """A list of answers, the best first: every answer against every later one, n (n - 1) / 2 pairs."""
     found = _checked(prompt, row)
-    name = next((name for name in RANKED if row.get(name) is not None), RANKED[0])
+    name, *others = [name for name in RANKED if row.get(name) is not None] or RANKED
+    if others and row.get(others[0]) is not None:
+        raise BadRow(others[0], type_of(row[others[0]]), f"is there beside {name}; leave one of them out")
     value = required(row, name)
     if not isinstance(value, list) or len(value) < 2:
         raise wrong_type(name, value, "a list of two or more answers, the best first")
@@ -194,8 +214,16 @@ def ranked(prompt: PromptField, row: dict[str, Any]) -> Parsed:
         )
     names = [f"{name}[{number}]" for number in range(len(value))]
     answers = [answer_of(place, text_of(place, answer)) for place, answer in zip(names, value, strict=True)]
+    scores = first_there(row, *SCORES)
+    if isinstance(scores, list) and len(scores) == len(value) and _rises(scores):
+        raise BadRow(name, "a list", "is not in the order of its scores; the best answer must come first")
     ranks = combinations(range(len(answers)), 2)
     return Parsed(tuple(_differing(found, answers[i], answers[j], (names[i], names[j])) for i, j in ranks))
+
+
+def _rises(scores: list[Any]) -> bool:
+    known = [score for score in scores if isinstance(score, int | float)]
+    return any(later > earlier for earlier, later in pairwise(known))
 
 
 def _check_sides(row: dict[str, Any], sides: tuple[str, str]) -> None:

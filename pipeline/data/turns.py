@@ -65,6 +65,11 @@ def wrong_type(field: str, value: Any, wanted: str) -> BadRow:
     return BadRow(field, type_of(value), f"is {type_of(value)}, not {wanted}")
 
 
+def is_blank(text: str) -> bool:
+    """Whether nothing of the text can be seen: white space, control and zero-width characters alone."""
+    return not any(letter.isprintable() and not letter.isspace() for letter in text)
+
+
 def first_there(row: dict[str, Any], *fields: str) -> Any:
     """The value of the first of these fields that is there; a field that is null is not there."""
     return next((row[field] for field in fields if row.get(field) is not None), None)
@@ -224,7 +229,7 @@ def check_prompt(field: str, prompt: tuple[Message, ...], known: int = 0) -> Non
     if not prompt or prompt[-1].role != "user":
         raise BadRow(field, "a list", "does not end with a user's turn")
     for number, message in enumerate(prompt[known:], known):
-        if not message.content.strip():
+        if is_blank(message.content):
             raise BadRow(field, "text", f"has an empty {message.role} turn")
         if number and message.role == "system":
             raise BadRow(field, "a list", "has a system turn that is not the first")
@@ -236,6 +241,6 @@ def answer_of(field: str, text: str) -> str:
     Raises:
         BadRow: it is empty.
     """
-    if not text.strip():
+    if is_blank(text):
         raise BadRow(field, "text", "is empty")
     return text
