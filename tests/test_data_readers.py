@@ -163,7 +163,7 @@ def test_missing_and_foreign_files_are_named(tmp_path: Path) -> None:
         take(tmp_path / "table.xlsx")
     (tmp_path / "empty.jsonl").touch()
     _, tally = take(tmp_path / "empty.jsonl")
-    with pytest.raises(DataError, match="has no row that can be used"):
+    with pytest.raises(DataError, match="has no row at all"):
         check_share(tally, "data.pairs", "empty.jsonl", max_bad_share=1.0)
 
 

@@ -230,6 +230,10 @@ def check_share(tally: Tally, key: str, path: str, max_bad_share: float) -> None
         console.print(f"{reject.file}:{reject.line}: {reject.kind}", markup=False, style="yellow")
     if bad > len(tally.shown):
         console.print(f"… and {bad - len(tally.shown)} more rows that cannot be used", markup=False)
+    if not tally.rows:
+        raise DataError(f"{key} {path!r} has no row at all.")
+    if not tally.records and tally.left_out:
+        raise DataError(f"{key} {path!r} has no answer that is trained on: the loss weight of all is 0.")
     if not tally.records:
         raise DataError(f"{key} {path!r} has no row that can be used ({bad} of {tally.rows} rejected).")
     if bad / tally.rows > max_bad_share:

@@ -7,6 +7,7 @@ import csv
 import gzip
 import io
 import json
+import re
 import zlib
 from collections.abc import Iterator
 from pathlib import Path
@@ -21,6 +22,26 @@ from pipeline.data.rows import JSON, MAX_ROW, RepeatedField, Row
 from pipeline.data.sources import DataFile, HubData
 from pipeline.errors import DataError
 
+# what a file begins with that is not what its name says, by the name's ending
+NOT_AS_NAMED = [
+    (
+        ("jsonl", "json", "csv"),
+        re.compile(rb"\x1f\x8b"),
+        "is compressed; let its name end in .jsonl.gz, or uncompress it",
+    ),
+    (
+        ("jsonl", "json", "csv"),
+        re.compile(rb"version https://git-lfs"),
+        "is a pointer of git LFS, and the data are not here; fetch them with git lfs pull",
+    ),
+    (("jsonl",), re.compile(rb"\[\s*\{"), "is one JSON list and not one row per line; let its name end in .json"),
+    (
+        ("jsonl",),
+        re.compile(rb"\{[ \t\r]*\n"),
+        "has rows over many lines; put each into one line, as with jq -c",
+    ),
+    (("csv",), re.compile(rb"[^,\n]*[;\t][^,\n]*(\n|\Z)"), "is separated by semicolons or tabs; separate it by commas"),
+]
 BOM = b"\xef\xbb\xbf"
 NULLS = ("NaN", "nan", "NULL", "null", "<NA>")  # how programs write into a cell that nothing is there
 UTF_16 = (b"\xff\xfe", b"\xfe\xff")
@@ -47,6 +68,9 @@ def read_rows(data: DataFile | HubData) -> Iterator[Row]:
                     yield from _json_lines(stream, raw)
                 return
             start = _start(raw, data.name)
+            for suffixes, begins, hint in NOT_AS_NAMED:
+                if suffix in suffixes and begins.match(start):
+                    raise DataError(f"{data.name} {hint}.")
             if suffix == "csv":
                 yield from _csv(raw)
             elif suffix == "json" and start.startswith(b"["):
@@ -73,8 +97,10 @@ def _start(stream: BinaryIO, name: str) -> bytes:
     """The first bytes after byte order mark and white space; the stream is then at its start again."""
     start = stream.read(4096)
     stream.seek(0)
-    if start.startswith(UTF_16):
-        raise DataError(f"{name} is UTF-16 but must be UTF-8; convert it: iconv -f utf-16 -t utf-8 {name} > new file.")
+    if start.startswith(UTF_16) or b"\0" in start[:2]:
+        raise DataError(
+            f"{name} is UTF-16 or UTF-32 but must be UTF-8; convert it, as with iconv -f utf-16 -t utf-8 {name} > new file."
+        )
     return start.removeprefix(BOM).lstrip()
 
 

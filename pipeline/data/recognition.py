@@ -44,7 +44,8 @@ def refusal(row: dict[str, Any], rules: Rules) -> Refusal | None:
     if always is not None:
         return always
     found = readings(row)
-    if not rules.expand_rankings and any(name.endswith("-ranked") for name in found):
+    named = rules.shape in found and not rules.shape.endswith("-ranked")
+    if not rules.expand_rankings and not named and any(name.endswith("-ranked") for name in found):
         return RANKINGS
     if not found:
         return next((why for field, why in LAST_REFUSED if row.get(field) is not None), None)
@@ -115,12 +116,16 @@ def _named(file: str, rows: list[dict[str, Any]], name: str) -> str:
 def _elected(file: str, rows: list[dict[str, Any]], votes: Counter[str]) -> str:
     """The reading that most rows have. Rows of other shapes become rejects; a draw is the user's to settle."""
     if not votes:
+        lists = [field for field, value in rows[0].items() if isinstance(value, list)] if len(rows) == 1 else []
+        if lists:
+            raise DataError(f"{file} is one object; if its rows are in {lists[0]}, bring that list alone, as .json.")
         raise DataError(
             f"{file} has a shape that is not known: its rows have the fields {_fields(rows)}. "
             f"Known shapes: {', '.join(SHAPES)}; rename the fields to those of one (docs/data_shapes.md lists them)."
         )
     most = max(votes.values())
     best = sorted((name for name, count in votes.items() if count == most), key=list(SHAPES).index)
+    best = [name for name in best if _reads_any(SHAPES[name], rows)] or best
     richest = best[0]
     rivals = [name for name in best[1:] if not _say_the_same(SHAPES[richest], SHAPES[name], rows)]
     if rivals:
@@ -130,6 +135,17 @@ def _elected(file: str, rows: list[dict[str, Any]], votes: Counter[str]) -> str:
             "name one of them in data.shape, or leave the other's fields out."
         )
     return richest
+
+
+def _reads_any(shape: Shape, rows: list[dict[str, Any]]) -> bool:
+    """Whether the fields of any row hold what the shape has in them, and not only have the same names."""
+    for row in rows:
+        try:
+            shape.parse(row)
+        except BadRow:
+            continue
+        return True
+    return False
 
 
 def _say_the_same(richer: Shape, poorer: Shape, rows: list[dict[str, Any]]) -> bool:

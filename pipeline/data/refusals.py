@@ -36,6 +36,11 @@ def _has_media(row: dict[str, Any]) -> bool:
     return any(row.get(field) not in NOTHING for field in ("images", "image", "videos", "audios"))
 
 
+def _is_tree(row: dict[str, Any]) -> bool:
+    tree = row.get("prompt")
+    return (isinstance(tree, dict) and "replies" in tree) or {"parent_id", "text", "role"} <= row.keys()
+
+
 TOOLS = Refusal(
     "conversations with tool calls (tools that are offered, or turns like function_call and observation)",
     "answers are trained as plain text here; keep the rows without tools, or rewrite calls and their results as ordinary turns",
@@ -48,6 +53,10 @@ KTO = Refusal(
 MEDIA = Refusal(
     "conversations about images, videos or sounds",
     "only text is trained on here; keep the rows without them",
+)
+TREES = Refusal(
+    "trees of messages (as OpenAssistant's)",
+    "follow each branch from its root and write it as messages; of two replies to one message make chosen and rejected",
 )
 RANKINGS = Refusal(
     f"ranked answers (a prompt and a list, best first, in {', '.join(RANKED)})",
@@ -64,6 +73,7 @@ REFUSED: list[tuple[Callable[[dict[str, Any]], bool], Refusal]] = [
     (_has_tools, TOOLS),
     (_has_media, MEDIA),
     (_is_kto, KTO),
+    (_is_tree, TREES),
 ]
 # fields of single answers, and the values by which they are called good or bad
 LABELLED = ("completion", "response", "answer", "output", "messages", "conversations")

@@ -69,7 +69,12 @@ def other_files(path: str) -> list[str]:
 
 
 def _files_in(key: str, place: Path) -> list[DataFile]:
-    files = sorted(file for file in _walk(place) if _is_data(file))
+    files = sorted(file for file in _walk(place) if _is_data(file) or file.suffix == ".arrow")
+    if any(file.suffix == ".arrow" for file in files):
+        raise DataError(
+            f"{key} is {str(place)!r}, which holds .arrow files, as save_to_disk writes them; they are not read: export the data "
+            "with to_parquet."
+        )
     if not files:
         raise DataError(f"{key} is {str(place)!r} but that folder has no file ending in {', '.join(SUFFIXES)}.")
     for file in files:

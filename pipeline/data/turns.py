@@ -134,7 +134,7 @@ def turns_of(field: str, value: Any) -> list[Turn]:
 
 def _turn(field: str, turn: Any) -> Turn:
     if not isinstance(turn, dict):
-        raise BadRow(field, type_of(turn), f"has a turn that is {type_of(turn)}, not an object")
+        raise BadRow(field, type_of(turn), f"has a turn that is {type_of(turn)}, not an object with role and content")
     role = first_there(turn, "role", "from")
     if is_tool_turn(turn):
         raise BadRow(
