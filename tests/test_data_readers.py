@@ -180,7 +180,7 @@ UNREADABLE = {
     "none.parquet": (b"PAR1 no PAR1", "cannot be read to its end"),
     "quote.csv": (b'prompt,chosen,rejected\nq,"a,b\n', "cannot be read to its end"),
     "twice.csv": (b"prompt,prompt\nq,q\n", "names a field twice"),
-    "wide.jsonl": (LINES.decode().encode("utf-16"), "is UTF-16 but must be UTF-8"),
+    "wide.jsonl": (LINES.decode().encode("utf-16"), "is UTF-16 or UTF-32 but must be UTF-8"),
 }
 
 

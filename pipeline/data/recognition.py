@@ -118,7 +118,7 @@ def _elected(file: str, rows: list[dict[str, Any]], votes: Counter[str]) -> str:
     if not votes:
         lists = [field for field, value in rows[0].items() if isinstance(value, list)] if len(rows) == 1 else []
         if lists:
-            raise DataError(f"{file} is one object; if its rows are in {lists[0]}, bring that list alone, as .json.")
+            raise DataError(f"{file} is one object; if its rows are in {shown_names(lists)[0]}, bring that list alone, as .json.")
         raise DataError(
             f"{file} has a shape that is not known: its rows have the fields {_fields(rows)}. "
             f"Known shapes: {', '.join(SHAPES)}; rename the fields to those of one (docs/data_shapes.md lists them)."
