@@ -24,7 +24,7 @@ FILES: dict[str, tuple[str, bytes, str]] = {
     "UTF-32": ("rows.jsonl", LINE.encode("utf-32"), "is UTF-16 or UTF-32"),
     "semicolons": ("rows.csv", b"prompt;completion\nq;a\n", "is separated by semicolons or tabs"),
     "tabs": ("rows.csv", b"prompt\tcompletion\nq\ta\n", "is separated by semicolons or tabs"),
-    "rows in a field": ("rows.json", json.dumps({"data": [ROW]}).encode(), "if its rows are in data, bring that list alone"),
+    "rows in a field": ("rows.json", json.dumps({"data": [ROW]}).encode(), "is one object whose rows are in data; bring that list alone"),
 }  # fmt: skip
 
 

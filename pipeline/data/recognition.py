@@ -116,9 +116,11 @@ def _named(file: str, rows: list[dict[str, Any]], name: str) -> str:
 def _elected(file: str, rows: list[dict[str, Any]], votes: Counter[str]) -> str:
     """The reading that most rows have. Rows of other shapes become rejects; a draw is the user's to settle."""
     if not votes:
-        lists = [field for field, value in rows[0].items() if isinstance(value, list)] if len(rows) == 1 else []
-        if lists:
-            raise DataError(f"{file} is one object; if its rows are in {shown_names(lists)[0]}, bring that list alone, as .json.")
+        inner = [field for field, value in rows[0].items() if _holds_rows(value)] if len(rows) == 1 else []
+        if inner:
+            raise DataError(
+                f"{file} is one object whose rows are in {shown_names(inner)[0]}; bring that list alone, as .json."
+            )
         raise DataError(
             f"{file} has a shape that is not known: its rows have the fields {_fields(rows)}. "
             f"Known shapes: {', '.join(SHAPES)}; rename the fields to those of one (docs/data_shapes.md lists them)."
@@ -135,6 +137,10 @@ def _elected(file: str, rows: list[dict[str, Any]], votes: Counter[str]) -> str:
             "name one of them in data.shape, or leave the other's fields out."
         )
     return richest
+
+
+def _holds_rows(value: Any) -> bool:
+    return isinstance(value, list) and bool(value) and isinstance(value[0], dict) and bool(readings(value[0]))
 
 
 def _reads_any(shape: Shape, rows: list[dict[str, Any]]) -> bool:
