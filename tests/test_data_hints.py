@@ -19,6 +19,7 @@ FILES: dict[str, tuple[str, bytes, str]] = {
     "list over lines": ("rows.jsonl", json.dumps([ROW], indent=1).encode(), "is one JSON list"),
     "object over lines": ("rows.jsonl", json.dumps(ROW, indent=1).encode(), "has rows over many lines"),
     "LFS pointer": ("rows.jsonl", b"version https://git-lfs.github.com/spec/v1\noid sha256:aa\n", "git lfs pull"),
+    "LFS pointer to parquet": ("rows.parquet", b"version https://git-lfs.github.com/spec/v1\noid sha256:aa\n", "git lfs pull"),
     "compressed": ("rows.jsonl", gzip.compress(LINE.encode()), r"is compressed; let its name end in \.jsonl\.gz"),
     "UTF-16 without a mark": ("rows.jsonl", LINE.encode("utf-16-le"), "is UTF-16 or UTF-32"),
     "UTF-32": ("rows.jsonl", LINE.encode("utf-32"), "is UTF-16 or UTF-32"),

@@ -1,10 +1,10 @@
 """Rows of each shape -> records, or the reason why not. shapes.py says which row goes to which function."""
 
-from collections.abc import Callable
 from dataclasses import dataclass, replace
 from itertools import combinations, pairwise
 from typing import Any
 
+from pipeline.data.prompts import INSTRUCTION, SYSTEM_FIELDS, PromptField, checked, with_system
 from pipeline.data.records import Demonstration, Message, Pair, PromptOnly, Record
 from pipeline.data.turns import (
     BadRow,
@@ -12,7 +12,6 @@ from pipeline.data.turns import (
     answer_of,
     check_prompt,
     first_there,
-    is_blank,
     is_transcript,
     prompt_of,
     required,
@@ -24,7 +23,6 @@ from pipeline.data.turns import (
     wrong_type,
 )
 
-SYSTEM_FIELDS = ("system", "system_prompt")
 SIDES = ("chosen", "rejected")
 OPENAI_SIDES = ("preferred_output", "non_preferred_output")
 SCORES = ("scores", "ratings", "rewards")  # of ranked answers
@@ -40,78 +38,9 @@ class Parsed:
     left_out: int = 0
 
 
-@dataclass(frozen=True)
-class PromptField:
-    """Where a shape has its prompt. `read` raises BadRow."""
-
-    name: str
-    read: Callable[[dict[str, Any]], tuple[Message, ...]]
-
-
-# --- prompts ---
-
-
-def with_system(row: dict[str, Any], prompt: tuple[Message, ...]) -> tuple[Message, ...]:
-    """The prompt after the system message that some data keep in a field of its own."""
-    for field in SYSTEM_FIELDS:
-        if row.get(field) is None or is_blank(text_of(field, row[field])):
-            continue
-        if not prompt or prompt[0].role != "system":
-            prompt = (Message("system", row[field]), *prompt)
-        elif prompt[0].content.strip() != row[field].strip():
-            raise BadRow(field, "text", "is there beside another system turn; leave one of them out")
-    return prompt
-
-
-def plain_field(name: str) -> PromptField:
-    """A prompt in one field, as text or messages."""
-    return PromptField(name, lambda row: with_system(row, prompt_of(name, required(row, name))))
-
-
-def _question(row: dict[str, Any]) -> tuple[Message, ...]:
-    *earlier, last = prompt_of("question", required(row, "question"))
-    text = _joined([last.content, *_texts(row, ("context",))])
-    return with_system(row, (*earlier, replace(last, content=text)))
-
-
-def _texts(row: dict[str, Any], fields: tuple[str, ...]) -> list[str]:
-    return [text_of(field, row[field]) for field in fields if row.get(field) is not None]
-
-
-def _joined(texts: list[str]) -> str:
-    """The texts that say something, with an empty line between."""
-    return "\n\n".join(text for text in texts if not is_blank(text))
-
-
-def _instruction(row: dict[str, Any]) -> tuple[Message, ...]:
-    """Instruction and input (Dolly: context) as one user's turn, with an empty line between; `history` before them."""
-    instruction = whole_text("instruction", required(row, "instruction"))
-    text = _joined([instruction, *_texts(row, ("input", "context"))])
-    earlier: list[Message] = []
-    history = row.get("history") or []
-    if not isinstance(history, list):
-        raise wrong_type("history", history, "a list")
-    for exchange in history:
-        if not (isinstance(exchange, list) and len(exchange) == 2):
-            raise BadRow("history", "a list", "has an entry that is not [question, answer]")
-        question, answer = (text_of("history", part) for part in exchange)
-        earlier += [Message("user", question), Message("assistant", answer)]
-    return with_system(row, (*earlier, Message("user", text)))
-
-
-INSTRUCTION = PromptField("instruction", _instruction)
-QUESTION = PromptField("question", _question)
-
-
-def _checked(prompt: PromptField, row: dict[str, Any]) -> tuple[Message, ...]:
-    found = prompt.read(row)
-    check_prompt(prompt.name, found)
-    return found
-
-
 def prompt_alone(prompt: PromptField, row: dict[str, Any]) -> Parsed:
     """A prompt that waits for an answer."""
-    return Parsed((PromptOnly(_checked(prompt, row)),))
+    return Parsed((PromptOnly(checked(prompt, row)),))
 
 
 # --- demonstrations ---
@@ -119,7 +48,7 @@ def prompt_alone(prompt: PromptField, row: dict[str, Any]) -> Parsed:
 
 def answered(prompt: PromptField, answer: str, row: dict[str, Any]) -> Parsed:
     """A prompt, and in the field `answer` its answer as text, or turns that go on from the prompt and may repeat it."""
-    turns, start = _continued(answer, required(row, answer), _checked(prompt, row))
+    turns, start = _continued(answer, required(row, answer), checked(prompt, row))
     return _demonstrations(answer, turns, start)
 
 
@@ -201,7 +130,7 @@ def openai_pair(row: dict[str, Any]) -> Parsed:
 
 def ranked(prompt: PromptField, row: dict[str, Any]) -> Parsed:
     """A list of answers, the best first: every answer against every later one, n (n - 1) / 2 pairs."""
-    found = _checked(prompt, row)
+    found = checked(prompt, row)
     name, *others = [name for name in RANKED if row.get(name) is not None] or RANKED
     if others and row.get(others[0]) is not None:
         raise BadRow(others[0], type_of(row[others[0]]), f"is there beside {name}; leave one of them out")

@@ -30,7 +30,7 @@ NOT_AS_NAMED = [
         "is compressed; let its name end in .jsonl.gz, or uncompress it",
     ),
     (
-        ("jsonl", "json", "csv"),
+        ("jsonl", "json", "csv", "parquet"),
         re.compile(rb"version https://git-lfs"),
         "is a pointer of git LFS, and the data are not here; fetch them with git lfs pull",
     ),
@@ -59,6 +59,8 @@ def read_rows(data: DataFile | HubData) -> Iterator[Row]:
     suffix = data.path.name.lower().rpartition(".")[2]
     try:
         if suffix == "parquet":
+            with data.path.open("rb") as raw:
+                _check_name(suffix, raw.read(100), data.name)
             yield from _parquet(data.path)
             return
         with data.path.open("rb") as raw:
@@ -68,9 +70,7 @@ def read_rows(data: DataFile | HubData) -> Iterator[Row]:
                     yield from _json_lines(stream, raw)
                 return
             start = _start(raw, data.name)
-            for suffixes, begins, hint in NOT_AS_NAMED:
-                if suffix in suffixes and begins.match(start):
-                    raise DataError(f"{data.name} {hint}.")
+            _check_name(suffix, start, data.name)
             if suffix == "csv":
                 yield from _csv(raw)
             elif suffix == "json" and start.startswith(b"["):
@@ -102,6 +102,12 @@ def _start(stream: BinaryIO, name: str) -> bytes:
             f"{name} is UTF-16 or UTF-32 but must be UTF-8; convert it, as with iconv -f utf-16 -t utf-8 {name} > new file."
         )
     return start.removeprefix(BOM).lstrip()
+
+
+def _check_name(suffix: str, start: bytes, name: str) -> None:
+    for suffixes, begins, hint in NOT_AS_NAMED:
+        if suffix in suffixes and begins.match(start):
+            raise DataError(f"{name} {hint}.")
 
 
 def _check_first_line(stream: BinaryIO) -> None:

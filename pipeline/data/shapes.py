@@ -10,25 +10,21 @@ from functools import partial
 from typing import Any
 
 from pipeline.data.parsing import (
-    INSTRUCTION,
     OPENAI_SIDES,
-    QUESTION,
     RANKED,
     SCORES,
     SIDES,
-    SYSTEM_FIELDS,
     Parsed,
-    PromptField,
     answered,
     conversation,
     openai_pair,
     pair,
     pair_of_conversations,
-    plain_field,
     prompt_alone,
     ranked,
     seed_task,
 )
+from pipeline.data.prompts import INSTRUCTION, QUESTION, SYSTEM_FIELDS, PromptField, plain_field
 
 PAIRS, DEMONSTRATIONS, PROMPTS = KINDS = ("pairs", "demonstrations", "prompts")
 EXTRAS = {"instruction": ("input", "context", "history"), "question": ("context",)}  # what may stand beside a prompt
