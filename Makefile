@@ -31,7 +31,7 @@ table: setup
 # make check-data DATA=path   what prepare would make of a file, a folder, or hf://org/name@revision:split; SHAPE=name names the shape
 check-data: setup
 	@test -n "$(DATA)" || { echo "Name the data: make check-data DATA=path"; exit 1; }
-	@python -m pipeline.check_data "$(DATA)" $(SHAPE)
+	@python -m pipeline.check_data "$(DATA)" $(if $(SHAPE),"$(SHAPE)")
 
 test: setup
 	python -m pytest

@@ -63,6 +63,10 @@ def _summary(tally: Tally, prompts: int, labels: dict[str, float]) -> list[str]:
 def main() -> None:
     """Arguments: a path or hub name, and a shape where one is to be named."""
     try:
+        if len(sys.argv) not in (2, 3):
+            raise DataError(
+                "Name the data, and where one is to be named a shape: make check-data DATA=path SHAPE=name."
+            )
         check_data(sys.argv[1], *(sys.argv[2:] or ["auto"]))
     except UserError as error:
         console.print(str(error), markup=False, style="red")

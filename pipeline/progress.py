@@ -1,12 +1,16 @@
 """What a person sees of a loop: a bar with the numbers that matter on a terminal, a line now and then elsewhere."""
 
+import sys
 import time
+from io import TextIOWrapper
 from types import TracebackType
 from typing import Self
 
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
+if isinstance(sys.stdout, TextIOWrapper):
+    sys.stdout.reconfigure(errors="replace")  # a character that a terminal lacks is a question mark, not a traceback
 console = Console(highlight=False, soft_wrap=True)
 SLOW_SECONDS = 20  # after this long without a line, the next step brings one
 

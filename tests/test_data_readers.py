@@ -163,7 +163,7 @@ def test_missing_and_foreign_files_are_named(tmp_path: Path) -> None:
         take(tmp_path / "table.xlsx")
     (tmp_path / "empty.jsonl").touch()
     _, tally = take(tmp_path / "empty.jsonl")
-    with pytest.raises(DataError, match="has no row that can be used"):
+    with pytest.raises(DataError, match="has no row at all"):
         check_share(tally, "data.pairs", "empty.jsonl", max_bad_share=1.0)
 
 
@@ -180,7 +180,7 @@ UNREADABLE = {
     "none.parquet": (b"PAR1 no PAR1", "cannot be read to its end"),
     "quote.csv": (b'prompt,chosen,rejected\nq,"a,b\n', "cannot be read to its end"),
     "twice.csv": (b"prompt,prompt\nq,q\n", "names a field twice"),
-    "wide.jsonl": (LINES.decode().encode("utf-16"), "is UTF-16 but must be UTF-8"),
+    "wide.jsonl": (LINES.decode().encode("utf-16"), "is UTF-16 or UTF-32 but must be UTF-8"),
 }
 
 

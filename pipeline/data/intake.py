@@ -7,9 +7,11 @@ from dataclasses import asdict, dataclass, field
 from itertools import chain, islice
 from typing import Any, TextIO
 
+from pipeline.data.notes import FileNotes
 from pipeline.data.readers import read_rows
-from pipeline.data.recognition import SAMPLE, Rules, as_kind, readings, recognise, refused_row, unread_fields
+from pipeline.data.recognition import SAMPLE, Rules, as_kind, readings, recognise, richer_shape
 from pipeline.data.records import Record
+from pipeline.data.refusals import refused_row
 from pipeline.data.rows import Row
 from pipeline.data.shapes import PROMPTS, SHAPES, Shape
 from pipeline.data.sources import DataFile, find_data, other_files
@@ -123,21 +125,23 @@ def take_in(
         first = _opening(rows)
         samples = [row.content for row in first if isinstance(row.content, dict)]
         shape = recognise(data.name, samples, wanted, rules)
+        notes = FileNotes()
         rows_before, used_before = tally.rows, tally.shapes.total()
         for row in chain(first, rows):
             tally.rows += 1
             try:
-                records, left_out = _judge(row, shape, wanted)
+                records, left_out = _judge(row, shape, wanted, named=rules.shape != "auto")
                 keep(records)
             except BadRow as bad:
                 reject = Reject(data.name, row.line, bad.field, bad.type, bad.reason)
                 _count_reject(tally, reject, rejects)
                 continue
+            notes.add(row.content, shape, records)
             tally.left_out += left_out
             tally.records.update(type(record).__name__ for record in records)
             tally.shapes[shape.title] += 1
         read, used = tally.rows - rows_before, tally.shapes.total() - used_before
-        _say(data.name, shape, read, used, unread_fields(samples, shape) if shape else [])
+        _say(data.name, shape, read, used, notes)
     return tally
 
 
@@ -153,8 +157,11 @@ def _opening(rows: Iterator[Row]) -> list[Row]:
     return found
 
 
-def _judge(row: Row, shape: Shape | None, wanted: str | None) -> tuple[tuple[Record, ...], int]:
+def _judge(row: Row, shape: Shape | None, wanted: str | None, named: bool) -> tuple[tuple[Record, ...], int]:
     """The records of a row, and how many of its answers and turns are left out.
+
+    Args:
+        named: the user says that this is the rows' shape, whatever else they could be read as.
 
     Raises:
         BadRow: it cannot be used.
@@ -168,11 +175,12 @@ def _judge(row: Row, shape: Shape | None, wanted: str | None) -> tuple[tuple[Rec
     refused = refused_row(row.content)
     if refused is not None:
         raise BadRow("row", "an object", f"holds {refused.title}, which are not read")
-    if not shape.fits(row.content):
+    other = None if named else richer_shape(row.content, shape)
+    if other is None and not shape.fits(row.content):
         others = [SHAPES[name] for name in readings(row.content)]
-        others = [other for other in others if other.kind != PROMPTS]
-        if others:
-            raise BadRow("row", "an object", f"is of another shape ({others[0].title}) than its file ({shape.title})")
+        other = next((other for other in others if other.kind != PROMPTS), None)
+    if other is not None:
+        raise BadRow("row", "an object", f"is of another shape ({other.title}) than its file ({shape.title})")
     parsed = shape.parse(row.content)
     records = as_kind(parsed, wanted)
     if not records and not parsed.left_out:
@@ -188,12 +196,11 @@ def _count_reject(tally: Tally, reject: Reject, rejects: TextIO | None) -> None:
         rejects.write(json.dumps(asdict(reject), ensure_ascii=False) + "\n")
 
 
-def _say(name: str, shape: Shape | None, read: int, used: int, unread: list[str]) -> None:
+def _say(name: str, shape: Shape | None, read: int, used: int, notes: FileNotes) -> None:
     title = shape.title if shape else "nothing that can be used"
-    notes = [f"{read - used:,} of them rejected"] * (used < read) + [f"fields not read: {', '.join(unread)}"] * bool(
-        unread
-    )
-    console.print(f"{name}: {title}, {read:,} rows{''.join(f'; {note}' for note in notes)}", markup=False)
+    rejected = [f"{read - used:,} of them rejected"] * (used < read)
+    words = "".join(f"; {note}" for note in (*rejected, *notes.lines()))
+    console.print(f"{name}: {title}, {read:,} rows{words}", markup=False)
 
 
 def _watched(rows: Iterator[Row], data: DataFile) -> Iterator[Row]:
@@ -223,6 +230,10 @@ def check_share(tally: Tally, key: str, path: str, max_bad_share: float) -> None
         console.print(f"{reject.file}:{reject.line}: {reject.kind}", markup=False, style="yellow")
     if bad > len(tally.shown):
         console.print(f"… and {bad - len(tally.shown)} more rows that cannot be used", markup=False)
+    if not tally.rows:
+        raise DataError(f"{key} {path!r} has no row at all.")
+    if not tally.records and tally.left_out:
+        raise DataError(f"{key} {path!r} has no answer that is trained on: the loss weight of all is 0.")
     if not tally.records:
         raise DataError(f"{key} {path!r} has no row that can be used ({bad} of {tally.rows} rejected).")
     if bad / tally.rows > max_bad_share:

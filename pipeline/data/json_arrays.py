@@ -5,7 +5,7 @@ import re
 from collections.abc import Iterator
 from typing import Any, TextIO
 
-from pipeline.data.rows import MAX_ROW
+from pipeline.data.rows import JSON, MAX_ROW, RepeatedField
 
 CHUNK = 2**20
 SPACE = re.compile(r"[ \t\r\n]*")
@@ -18,7 +18,6 @@ def array_items(stream: TextIO) -> Iterator[Any]:
         ValueError: it holds no whole array; the message says at which item it breaks off.
         RecursionError: an item is nested too deep.
     """
-    decoder = json.JSONDecoder()
     text, at = _more(stream, "", 0)
     if text[at : at + 1] != "[":
         raise ValueError("it does not begin with [")
@@ -29,10 +28,12 @@ def array_items(stream: TextIO) -> Iterator[Any]:
     number = 1
     while True:
         try:
-            item, end = decoder.raw_decode(text, at)
+            item, end = JSON.raw_decode(text, at)
             end = _skip_space(text, end)
             # a number at the end of what was read may go on in what was not
             fault = None if end < len(text) else "it ends there"
+        except RepeatedField as error:
+            raise ValueError(f"item {number} {error}") from None
         except json.JSONDecodeError as error:
             fault = error.msg
         if fault is not None:

@@ -1,14 +1,15 @@
-"""Which shape a file has, told by its first rows; and shapes that are known but refused, with what to do about them."""
+"""Which shape a file has, told by its first rows."""
 
 from collections import Counter
-from collections.abc import Callable, Collection
+from collections.abc import Collection
 from dataclasses import dataclass
 from typing import Any
 
-from pipeline.data.parsing import RANKED, Parsed
+from pipeline.data.parsing import Parsed
 from pipeline.data.records import Pair, PromptOnly, Record, as_demonstration
+from pipeline.data.refusals import LAST_REFUSED, RANKINGS, Refusal, may_be_answers, refused_row
 from pipeline.data.shapes import DEMONSTRATIONS, KINDS, PAIRS, PROMPTS, SHAPES, Shape
-from pipeline.data.turns import NOTHING, BadRow, is_tool_turn
+from pipeline.data.turns import TURN_FIELDS, BadRow, first_there
 from pipeline.errors import DataError
 
 SAMPLE = 100  # rows of a file that are looked at
@@ -22,64 +23,7 @@ class Rules:
     expand_rankings: bool = False
 
 
-@dataclass(frozen=True)
-class Refusal:
-    """A shape that is known but not read."""
-
-    title: str
-    remedy: str
-
-
 LACKS = {PAIRS: "rejected answers to compare with", DEMONSTRATIONS: "answers to learn from"}
-
-
-def _has_tools(row: dict[str, Any]) -> bool:
-    if any(row.get(field) not in NOTHING for field in ("tools", "functions")):
-        return True
-    lists = (row.get(field) for field in ("messages", "conversations", "chosen_messages", "prompt"))
-    turns = (turn for value in lists if isinstance(value, list) for turn in value if isinstance(turn, dict))
-    return any(map(is_tool_turn, turns))
-
-
-def _is_kto(row: dict[str, Any]) -> bool:
-    answers = ("completion", "response", "messages", "conversations")
-    return isinstance(row.get("label"), bool) and any(row.get(name) is not None for name in answers)
-
-
-def _has_media(row: dict[str, Any]) -> bool:
-    return any(row.get(field) not in NOTHING for field in ("images", "image", "videos", "audios"))
-
-
-TOOLS = Refusal(
-    "conversations with tool calls (tools that are offered, or turns like function_call and observation)",
-    "answers are trained as plain text here; keep the rows without tools, or rewrite calls and their results as ordinary turns",
-)
-KTO = Refusal(
-    "single answers with a label, good or bad (KTO)",
-    "a reward model needs two answers to one prompt: join good and bad answers of a prompt into chosen and rejected; "
-    "or keep the rows whose label is true, without the field label, as demonstrations",
-)
-MEDIA = Refusal(
-    "conversations about images, videos or sounds",
-    "only text is trained on here; keep the rows without them",
-)
-RANKINGS = Refusal(
-    f"ranked answers (a prompt and a list, best first, in {', '.join(RANKED)})",
-    "set data.expand_rankings: true to make a pair of every answer and every later one, or keep two as chosen and rejected",
-)
-TEXT = Refusal(
-    "text alone, with no border between prompt and answer",
-    "only answers are trained on here; split each text into prompt and completion, or into messages",
-)
-TOKENS = Refusal(
-    "token ids", "ids are made here, by the base model's own tokenizer; bring the text that they were made of"
-)
-REFUSED: list[tuple[Callable[[dict[str, Any]], bool], Refusal]] = [
-    (_has_tools, TOOLS),
-    (_has_media, MEDIA),
-    (_is_kto, KTO),
-]
-LAST_REFUSED: list[tuple[str, Refusal]] = [("text", TEXT), ("input_ids", TOKENS)]  # only where there is no reading
 
 
 def readings(row: dict[str, Any]) -> list[str]:
@@ -94,18 +38,14 @@ def readings(row: dict[str, Any]) -> list[str]:
     return richer or largest
 
 
-def refused_row(row: dict[str, Any]) -> Refusal | None:
-    """Why a row like this is never read, in a file of whatever shape."""
-    return next((why for has, why in REFUSED if has(row)), None)
-
-
 def refusal(row: dict[str, Any], rules: Rules) -> Refusal | None:
     """Why rows like this are not read; None where nothing speaks against it."""
     always = refused_row(row)
     if always is not None:
         return always
     found = readings(row)
-    if not rules.expand_rankings and any(name.endswith("-ranked") for name in found):
+    named = rules.shape in found and not rules.shape.endswith("-ranked")
+    if not rules.expand_rankings and not named and any(name.endswith("-ranked") for name in found):
         return RANKINGS
     if not found:
         return next((why for field, why in LAST_REFUSED if row.get(field) is not None), None)
@@ -130,13 +70,38 @@ def recognise(file: str, rows: list[dict[str, Any]], wanted: str | None, rules: 
     votes = Counter(name for row in rows for name in readings(row))
     shape = SHAPES[_named(file, rows, rules.shape) if rules.shape != "auto" else _elected(file, rows, votes)]
     if wanted is not None and KINDS.index(shape.kind) > KINDS.index(wanted):
-        unread = unread_fields(rows, shape)
+        unread = shown_names(sorted(set().union(*(unread_fields(row, shape) for row in rows))))
         beside = f" (not read: {', '.join(unread)})" if unread else ""
         raise DataError(
             f"{file} is for data.{wanted} but holds {shape.title}{beside}: it has no {LACKS[wanted]}; "
             f"data.{shape.kind} is where it belongs."
         )
+    if wanted is None and shape.kind == PROMPTS and rules.shape == "auto":
+        _check_no_answers(file, rows, shape)
     return shape
+
+
+def _check_no_answers(file: str, rows: list[dict[str, Any]], shape: Shape) -> None:
+    """Prompts are taken for prompts alone only where no other field may be their answer."""
+    alone = [row for row in rows if shape.fits(row) and richer_shape(row, shape) is None]
+    found = sorted({field for row in alone for field in may_be_answers(row, row.keys() - shape.used(row))})
+    if found:
+        raise DataError(
+            f"{file} holds {shape.title}, but beside them {', '.join(shown_names(found))}, which may be answers under names that are not "
+            "known; rename them to chosen and rejected, or one of them to completion (of an instruction: output; of a question: "
+            f"answer), or where they are no answers say so with the shape {name_of(shape)}."
+        )
+
+
+def name_of(shape: Shape) -> str:
+    """The name by which data.shape knows a shape."""
+    return next(name for name, known in SHAPES.items() if known is shape)
+
+
+def richer_shape(row: dict[str, Any], shape: Shape) -> Shape | None:
+    """A shape that the row can be read as and that says more of it: pairs say more than demonstrations, these than prompts."""
+    richer = (other for other in SHAPES.values() if KINDS.index(other.kind) < KINDS.index(shape.kind))
+    return next((other for other in richer if other.fits(row)), None)
 
 
 def _named(file: str, rows: list[dict[str, Any]], name: str) -> str:
@@ -151,12 +116,18 @@ def _named(file: str, rows: list[dict[str, Any]], name: str) -> str:
 def _elected(file: str, rows: list[dict[str, Any]], votes: Counter[str]) -> str:
     """The reading that most rows have. Rows of other shapes become rejects; a draw is the user's to settle."""
     if not votes:
+        inner = [field for field, value in rows[0].items() if _holds_rows(value)] if len(rows) == 1 else []
+        if inner:
+            raise DataError(
+                f"{file} is one object whose rows are in {shown_names(inner)[0]}; bring that list alone, as .json."
+            )
         raise DataError(
             f"{file} has a shape that is not known: its rows have the fields {_fields(rows)}. "
             f"Known shapes: {', '.join(SHAPES)}; rename the fields to those of one (docs/data_shapes.md lists them)."
         )
     most = max(votes.values())
     best = sorted((name for name, count in votes.items() if count == most), key=list(SHAPES).index)
+    best = [name for name in best if _reads_any(SHAPES[name], rows)] or best
     richest = best[0]
     rivals = [name for name in best[1:] if not _say_the_same(SHAPES[richest], SHAPES[name], rows)]
     if rivals:
@@ -166,6 +137,21 @@ def _elected(file: str, rows: list[dict[str, Any]], votes: Counter[str]) -> str:
             "name one of them in data.shape, or leave the other's fields out."
         )
     return richest
+
+
+def _holds_rows(value: Any) -> bool:
+    return isinstance(value, list) and bool(value) and isinstance(value[0], dict) and bool(readings(value[0]))
+
+
+def _reads_any(shape: Shape, rows: list[dict[str, Any]]) -> bool:
+    """Whether the fields of any row hold what the shape has in them, and not only have the same names."""
+    for row in rows:
+        try:
+            shape.parse(row)
+        except BadRow:
+            continue
+        return True
+    return False
 
 
 def _say_the_same(richer: Shape, poorer: Shape, rows: list[dict[str, Any]]) -> bool:
@@ -202,17 +188,24 @@ def as_kind(parsed: Parsed, wanted: str | None) -> tuple[Record, ...]:
     return tuple(as_demonstration(record) for record in parsed.records if not isinstance(record, PromptOnly))
 
 
-def unread_fields(rows: list[dict[str, Any]], shape: Shape) -> list[str]:
-    """The fields of the rows that the shape does not read, in order of name, null ones left out."""
-    unread = (field for row in rows for field in row.keys() - shape.used(row) if row[field] is not None)
-    return _shown(sorted(set(unread)))
+def unread_fields(row: dict[str, Any], shape: Shape) -> set[str]:
+    """The fields of a row that the shape does not read, and those of its turns that are not; null ones left out."""
+    used = shape.used(row)
+    unread = {field for field in row.keys() - used if row[field] is not None}
+    for field in used:
+        if isinstance(row[field], list):
+            turns = (turn for turn in row[field] if isinstance(turn, dict) and first_there(turn, "role", "from"))
+            unread |= {
+                f"{field}[].{key}" for turn in turns for key in turn.keys() - TURN_FIELDS if turn[key] is not None
+            }
+    return unread
 
 
 def _fields(rows: list[dict[str, Any]]) -> str:
-    return ", ".join(_shown(dict.fromkeys(field for row in rows for field in row)))
+    return ", ".join(shown_names(dict.fromkeys(field for row in rows for field in row)))
 
 
-def _shown(names: Collection[str]) -> list[str]:
+def shown_names(names: Collection[str]) -> list[str]:
     """Field names fit to be printed, whatever a damaged file has for names; the first few."""
     shown = [f"{name:.40}".encode(errors="replace").decode() for name in list(names)[:12]]
     return [*shown, f"{len(names) - 12} more"] if len(names) > 12 else shown

@@ -2,8 +2,11 @@
 
 import hashlib
 import json
+import re
+import sys
 import unicodedata
 from dataclasses import dataclass
+from functools import cache
 
 
 @dataclass(frozen=True)
@@ -57,7 +60,17 @@ def group_key(prompt: tuple[Message, ...]) -> str:
 
 
 def _folded(text: str) -> str:
+    if text.isascii():
+        return text.casefold()
+    # normalising takes time by the square of a run of marks; Unicode's stream-safe form (UAX 15) parts long runs so
+    text = _long_runs_of_marks().sub("\\g<0>\u034f", text)
     return unicodedata.normalize("NFKC", unicodedata.normalize("NFKC", text).casefold())
+
+
+@cache
+def _long_runs_of_marks() -> re.Pattern[str]:
+    marks = (chr(code) for code in range(sys.maxunicode + 1) if unicodedata.combining(chr(code)))
+    return re.compile(f"[{''.join(marks)}]{{30}}")
 
 
 def _hash(turns: list[list[str]]) -> str:

@@ -1,5 +1,7 @@
 """A row as it lies in a file."""
 
+import json
+from collections import Counter
 from dataclasses import dataclass
 from typing import Any
 
@@ -17,3 +19,23 @@ class Row:
     content: Any = None
     fault: str | None = None
     position: int = 0
+
+
+class RepeatedField(ValueError):
+    """An object names a field twice: which of the two values is meant cannot be known."""
+
+
+def _object(fields: list[tuple[str, Any]]) -> dict[str, Any]:
+    found = dict(fields)
+    if len(found) < len(fields):
+        twice = Counter(name for name, _ in fields).most_common(1)[0][0]
+        raise RepeatedField(f"names the field {twice[:40]!a} twice")
+    return found
+
+
+def _constant(name: str) -> float | None:
+    """NaN is how pandas writes that nothing is there."""
+    return None if name == "NaN" else float(name)
+
+
+JSON = json.JSONDecoder(object_pairs_hook=_object, parse_constant=_constant)

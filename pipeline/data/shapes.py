@@ -5,30 +5,29 @@ which are refused, is in recognition.py.
 """
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
 from pipeline.data.parsing import (
-    INSTRUCTION,
     OPENAI_SIDES,
     RANKED,
+    SCORES,
     SIDES,
-    SYSTEM_FIELDS,
     Parsed,
     answered,
     conversation,
     openai_pair,
     pair,
     pair_of_conversations,
-    plain_field,
     prompt_alone,
     ranked,
     seed_task,
 )
+from pipeline.data.prompts import INSTRUCTION, QUESTION, SYSTEM_FIELDS, PromptField, plain_field
 
 PAIRS, DEMONSTRATIONS, PROMPTS = KINDS = ("pairs", "demonstrations", "prompts")
-EXTRAS = ("input", "context", "history")  # what may stand beside an instruction
+EXTRAS = {"instruction": ("input", "context", "history"), "question": ("context",)}  # what may stand beside a prompt
 MESSAGE_SIDES = ("chosen_messages", "rejected_messages")
 
 
@@ -71,9 +70,18 @@ def has_list(names: tuple[str, ...], row: dict[str, Any]) -> bool:
     return any(isinstance(row.get(name), list) for name in names)
 
 
-def _question(field: str, answer: str) -> Shape:
+def _prompt(field: str) -> PromptField:
+    return {"instruction": INSTRUCTION, "question": QUESTION}.get(field) or plain_field(field)
+
+
+def _answered(field: str, answer: str) -> Shape:
+    title = f"{field} with {answer}"
     return Shape(
-        f"{field} with {answer}", DEMONSTRATIONS, partial(answered, plain_field(field), answer), (field, answer)
+        title,
+        DEMONSTRATIONS,
+        partial(answered, _prompt(field), answer),
+        (field, answer),
+        optional=EXTRAS.get(field, ()),
     )
 
 
@@ -83,32 +91,40 @@ def _instruction(title: str, answer: str) -> Shape:
         DEMONSTRATIONS,
         partial(answered, INSTRUCTION, answer),
         ("instruction", answer),
-        optional=EXTRAS,
+        optional=EXTRAS["instruction"],
         when=lambda row: not isinstance(row[answer], list),
     )
 
 
-def _pairs(title: str, field: str) -> Shape:
-    return Shape(title, PAIRS, partial(pair, plain_field(field)), (field,), SIDES)
+def _pairs(field: str) -> Shape:
+    title = f"{field} with chosen and rejected"
+    return Shape(title, PAIRS, partial(pair, _prompt(field)), (field,), SIDES, EXTRAS.get(field, ()))
 
 
 def _ranked(field: str) -> Shape:
-    prompt = INSTRUCTION if field == "instruction" else plain_field(field)
-    optional = EXTRAS if field == "instruction" else ()
+    optional = (*EXTRAS.get(field, ()), *SCORES)
     return Shape(
-        "ranked answers", PAIRS, partial(ranked, prompt), (field,), RANKED, optional, partial(has_list, RANKED)
+        "ranked answers", PAIRS, partial(ranked, _prompt(field)), (field,), RANKED, optional, partial(has_list, RANKED)
+    )
+
+
+def _alone(field: str) -> Shape:
+    return Shape(
+        f"{field}s without answers",
+        PROMPTS,
+        partial(prompt_alone, _prompt(field)),
+        (field,),
+        optional=EXTRAS.get(field, ()),
     )
 
 
 # The names are those that data.shape takes.
 SHAPES: dict[str, Shape] = {
-    "prompt-pairs": _pairs("prompt with chosen and rejected", "prompt"),
-    "question-pairs": _pairs("question with chosen and rejected", "question"),
-    "instruction-pairs": Shape(
-        "instruction with chosen and rejected", PAIRS, partial(pair, INSTRUCTION), ("instruction",), SIDES, EXTRAS
-    ),
-    "input-pairs": _pairs("input with chosen and rejected", "input"),
-    "sharegpt-pairs": _pairs("ShareGPT pairs", "conversations"),
+    "prompt-pairs": _pairs("prompt"),
+    "question-pairs": _pairs("question"),
+    "instruction-pairs": _pairs("instruction"),
+    "input-pairs": _pairs("input"),
+    "sharegpt-pairs": replace(_pairs("conversations"), title="ShareGPT pairs"),
     "hh-transcripts": Shape(
         "HH transcripts",
         PAIRS,
@@ -141,20 +157,14 @@ SHAPES: dict[str, Shape] = {
     "alpaca": _instruction("Alpaca instructions", "output"),
     "dolly": _instruction("Dolly instructions", "response"),
     "seed-tasks": Shape("self-instruct seed tasks", DEMONSTRATIONS, seed_task, ("instruction", "instances")),
-    "prompt-completion": _question("prompt", "completion"),
-    "prompt-response": _question("prompt", "response"),
-    "question-answer": _question("question", "answer"),
-    "question-response": _question("question", "response"),
-    "query-response": _question("query", "response"),
-    "input-output": _question("input", "output"),
-    "problem-solution": _question("problem", "solution"),
-    "prompt-alone": Shape(
-        "prompts without answers", PROMPTS, partial(prompt_alone, plain_field("prompt")), ("prompt",)
-    ),
-    "question-alone": Shape(
-        "questions without answers", PROMPTS, partial(prompt_alone, plain_field("question")), ("question",)
-    ),
-    "instruction-alone": Shape(
-        "instructions without answers", PROMPTS, partial(prompt_alone, INSTRUCTION), ("instruction",), optional=EXTRAS
-    ),
+    "prompt-completion": _answered("prompt", "completion"),
+    "prompt-response": _answered("prompt", "response"),
+    "question-answer": _answered("question", "answer"),
+    "question-response": _answered("question", "response"),
+    "query-response": _answered("query", "response"),
+    "input-output": _answered("input", "output"),
+    "problem-solution": _answered("problem", "solution"),
+    "prompt-alone": _alone("prompt"),
+    "question-alone": _alone("question"),
+    "instruction-alone": _alone("instruction"),
 }

@@ -1,8 +1,11 @@
 """What a data parameter names: a file, a folder of files, or a data set of the Hugging Face hub at a pinned revision."""
 
+import os
 import re
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import NoReturn
 
 from pipeline.errors import DataError
 
@@ -41,30 +44,68 @@ def find_data(key: str, path: str) -> list[DataFile | HubData]:
     """
     if path.startswith("hf://"):
         return [_hub_data(key, path)]
-    place = Path(path).expanduser()
-    if place.is_dir():
-        files = sorted(file for file in place.rglob("*") if _is_data(file.relative_to(place)) and file.is_file())
-        if not files:
-            raise DataError(f"{key} is {path!r} but that folder has no file ending in {', '.join(SUFFIXES)}.")
-        return [DataFile(file, file.relative_to(place).as_posix()) for file in files]
-    if not place.is_file():
-        raise DataError(
-            f"{key} is {path!r} but there is no such file or folder; relative paths start at the project's root."
-        )
-    if place.suffix == POINTER:
-        return [
-            _hub_data(f"{key} is {path!r}, whose line", place.read_text(encoding="utf-8", errors="replace").strip())
-        ]
+    try:
+        place = Path(path).expanduser()
+        if place.is_dir():
+            return _files_in(key, place)
+        if not place.is_file():
+            raise DataError(
+                f"{key} is {path!r} but there is no such file or folder; relative paths start at the project's root."
+            )
+        if place.suffix == POINTER:
+            name = place.read_text(encoding="utf-8", errors="replace").strip()
+            return [_hub_data(f"{key} is {path!r}, whose line", name)]
+    except (OSError, RuntimeError) as error:  # not permitted, a name too long, no such user
+        raise DataError(f"{key} is {path[:200]!r}, which cannot be opened: {_in_words(error)}") from error
     if not _is_data(Path(place.name)):
         raise DataError(f"{key} is {path!r} but only files ending in {', '.join((*SUFFIXES, POINTER))} can be read.")
-    return [DataFile(place, place.name)]
+    return [DataFile(place, _printable(Path(place.name)))]
 
 
 def other_files(path: str) -> list[str]:
-    """The files of a folder that `find_data` passes over, hidden ones left out."""
+    """What `find_data` passes over in a folder, hidden files left out; folders that are linked to are among it."""
     place = Path(path).expanduser()
-    files = (file.relative_to(place) for file in place.rglob("*") if file.is_file()) if place.is_dir() else ()
-    return sorted(file.as_posix() for file in files if not _is_data(file) and not _is_hidden(file))
+    return sorted(map(_printable, (file for file in _walk(place) if not _is_data(file)))) if place.is_dir() else []
+
+
+def _files_in(key: str, place: Path) -> list[DataFile]:
+    files = sorted(file for file in _walk(place) if _is_data(file) or file.suffix == ".arrow")
+    if any(file.suffix == ".arrow" for file in files):
+        raise DataError(
+            f"{key} is {str(place)!r}, which holds .arrow files, as save_to_disk writes them; they are not read: export the data "
+            "with to_parquet."
+        )
+    if not files:
+        raise DataError(f"{key} is {str(place)!r} but that folder has no file ending in {', '.join(SUFFIXES)}.")
+    for file in files:
+        if not (place / file).is_file():
+            raise DataError(
+                f"{_printable(file)} in {str(place)!r} is no file, or a link to nothing; mend it or take it away."
+            )
+    return [DataFile(place / file, _printable(file)) for file in files]
+
+
+def _walk(place: Path) -> Iterator[Path]:
+    """Everything in a folder and the folders in it but what is hidden, as it lies below `place`. Links to folders are not followed."""
+
+    def stop(error: OSError) -> NoReturn:
+        raise error
+
+    for folder, folders, files in os.walk(place, onerror=stop):
+        below = Path(folder).relative_to(place)
+        folders[:] = [name for name in folders if not _is_hidden(Path(name))]
+        linked = (below / name for name in folders if (Path(folder) / name).is_symlink())
+        yield from (link / "(a link to a folder)" for link in linked)
+        yield from (below / name for name in files if not _is_hidden(Path(name)))
+
+
+def _printable(file: Path) -> str:
+    """A name for messages and lists, in which bytes that are no text become question marks."""
+    return file.as_posix().encode(errors="replace").decode()
+
+
+def _in_words(error: Exception) -> str:
+    return getattr(error, "strerror", None) or str(error)
 
 
 def _is_data(file: Path) -> bool:

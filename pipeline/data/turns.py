@@ -14,8 +14,18 @@ ROLES = {
 }
 ROLE_OF = {name: role for role, names in ROLES.items() for name in names}
 TOOL_ROLES = ("tool", "function", "function_call", "tool_call", "observation", "tool_response", "ipython")
+TURN_FIELDS = {"role", "from", "content", "value", "loss_weight", "weight"}
 NOTHING = (None, "", "[]", "null", [], {})
 HH_TURN = re.compile(r"(?:\A|\n\n)(Human|Assistant):")
+WRITTEN_LIST = re.compile(
+    r"""\s*(\[\s*\{|\{)\s*['"](role['"](?=.*['"]content['"])|content['"](?=.*['"]role['"])"""
+    r"""|from['"](?=.*['"]value['"])|value['"](?=.*['"]from['"]))\s*:""",
+    re.DOTALL,
+)
+WRITTEN_TEXTS = re.compile(r"""\s*\[\s*(['"]).*\1\s*\]\s*\Z""", re.DOTALL)
+MOST_TURNS = (
+    1000  # every answer gives a record with all turns before it, so work and room grow with the square of the turns
+)
 TYPES = {
     type(None): "null",
     bool: "a truth value",
@@ -55,6 +65,16 @@ def wrong_type(field: str, value: Any, wanted: str) -> BadRow:
     return BadRow(field, type_of(value), f"is {type_of(value)}, not {wanted}")
 
 
+def is_blank(text: str) -> bool:
+    """Whether nothing of the text can be seen: white space, control and zero-width characters alone."""
+    return not any(letter.isprintable() and not letter.isspace() for letter in text)
+
+
+def first_there(row: dict[str, Any], *fields: str) -> Any:
+    """The value of the first of these fields that is there; a field that is null is not there."""
+    return next((row[field] for field in fields if row.get(field) is not None), None)
+
+
 def required(row: dict[str, Any], field: str) -> Any:
     """The value of a field that must be there; null is a value.
 
@@ -83,36 +103,52 @@ def text_of(field: str, value: Any) -> str:
     return value
 
 
+def whole_text(field: str, value: Any) -> str:
+    """A value that must be text, and is not a list of messages in the guise of text, as a spreadsheet leaves it.
+
+    Raises:
+        BadRow: it is another type, or such a list.
+    """
+    text = text_of(field, value)
+    if WRITTEN_LIST.match(text):
+        raise BadRow(field, "text", "is a list written as text; export the data as jsonl or parquet")
+    return text
+
+
 def turns_of(field: str, value: Any) -> list[Turn]:
     """A list of messages with `role` and `content`, or `from` and `value`, as turns.
 
     Raises:
         BadRow: it is no list, or one of its turns cannot be read.
     """
+    if isinstance(value, str):
+        whole_text(field, value)
     if not isinstance(value, list):
         raise wrong_type(field, value, "a list of messages")
     if not value:
         raise BadRow(field, "a list", "is an empty list")
+    if len(value) > MOST_TURNS:
+        raise BadRow(field, "a list", f"has more than {MOST_TURNS} turns; divide it into shorter conversations")
     return [_turn(field, turn) for turn in value]
 
 
 def _turn(field: str, turn: Any) -> Turn:
     if not isinstance(turn, dict):
-        raise BadRow(field, type_of(turn), f"has a turn that is {type_of(turn)}, not an object")
-    role = turn.get("role", turn.get("from"))
+        raise BadRow(field, type_of(turn), f"has a turn that is {type_of(turn)}, not an object with role and content")
+    role = first_there(turn, "role", "from")
     if is_tool_turn(turn):
         raise BadRow(
             field, "an object", f"has a turn with a tool call or its result (role {short(role)}), which is not read"
         )
     if not isinstance(role, str) or role.lower() not in ROLE_OF:
         raise BadRow(field, type_of(role), f"has a turn with role {short(role)}")
-    message = Message(ROLE_OF[role.lower()], _content(field, turn.get("content", turn.get("value"))))
+    message = Message(ROLE_OF[role.lower()], _content(field, first_there(turn, "content", "value")))
     return Turn(message, _is_trained(field, message.role, turn))
 
 
 def is_tool_turn(turn: dict[str, Any]) -> bool:
     """Whether a turn calls a tool, or is what the tool gave back."""
-    role = turn.get("role", turn.get("from"))
+    role = first_there(turn, "role", "from")
     return role in TOOL_ROLES or any(turn.get(key) not in NOTHING for key in ("tool_calls", "function_call"))
 
 
@@ -130,13 +166,13 @@ def _content(field: str, content: Any) -> str:
             raise BadRow(
                 field, "an object", f"has a part of content of type {short(part.get('type'))}; only text is read"
             )
-        texts.append(text_of(f"{field}: a part of content", part.get("text", part.get("value"))))
+        texts.append(text_of(f"{field}: a part of content", first_there(part, "text", "value")))
     return "".join(texts)
 
 
 def _is_trained(field: str, role: str, turn: dict[str, Any]) -> bool:
     """By `loss_weight`, or OpenAI's `weight`. Answers are trained on unless their weight is 0, other turns never."""
-    weight = turn.get("loss_weight", turn.get("weight"))
+    weight = first_there(turn, "loss_weight", "weight")
     if weight is None:
         return True
     if isinstance(weight, bool) or weight not in (0, 1):
@@ -144,6 +180,11 @@ def _is_trained(field: str, role: str, turn: dict[str, Any]) -> bool:
     if weight and role != "assistant":
         raise BadRow(field, "a number", f"has a {role} turn with loss weight 1; only answers are trained on")
     return bool(weight)
+
+
+def is_transcript(text: str) -> bool:
+    """Whether a text that may be something else is a transcript as `transcript_turns` reads it."""
+    return text.startswith(("\n\nHuman:", "Human:")) and "\n\nAssistant:" in text
 
 
 def transcript_turns(field: str, text: str) -> list[Message]:
@@ -171,22 +212,24 @@ def prompt_of(field: str, value: Any) -> tuple[Message, ...]:
         return tuple(turn.message for turn in turns_of(field, value))
     if not isinstance(value, str):
         raise wrong_type(field, value, "text or a list of messages")
-    if value.startswith(("\n\nHuman:", "Human:")) and "\n\nAssistant:" in value:
+    if is_transcript(value):
         turns = transcript_turns(field, value)
         return tuple(turns if turns[-1].content else turns[:-1])
-    return (Message("user", text_of(field, value)),)
+    if WRITTEN_TEXTS.match(value):
+        raise BadRow(field, "text", "is a list written as text; export the data as jsonl or parquet")
+    return (Message("user", whole_text(field, value)),)
 
 
-def check_prompt(field: str, prompt: tuple[Message, ...]) -> None:
-    """Sees to it that a conversation can wait for an answer.
+def check_prompt(field: str, prompt: tuple[Message, ...], known: int = 0) -> None:
+    """Sees to it that a conversation, of which the first `known` turns are known to be sound, can wait for an answer.
 
     Raises:
         BadRow: it ends otherwise, has an empty turn, or a system turn that is not its first.
     """
     if not prompt or prompt[-1].role != "user":
         raise BadRow(field, "a list", "does not end with a user's turn")
-    for number, message in enumerate(prompt):
-        if not message.content.strip():
+    for number, message in enumerate(prompt[known:], known):
+        if is_blank(message.content):
             raise BadRow(field, "text", f"has an empty {message.role} turn")
         if number and message.role == "system":
             raise BadRow(field, "a list", "has a system turn that is not the first")
@@ -198,6 +241,6 @@ def answer_of(field: str, text: str) -> str:
     Raises:
         BadRow: it is empty.
     """
-    if not text.strip():
+    if is_blank(text):
         raise BadRow(field, "text", "is empty")
     return text
