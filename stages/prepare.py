@@ -3,22 +3,19 @@
 Everything here happens before any weight is loaded, so that faults in parameters or data show within seconds.
 """
 
-from collections import Counter
-from collections.abc import Iterator
 from pathlib import Path
 from tempfile import TemporaryFile
 
 from pipeline.base_model import fingerprint, public_name
 from pipeline.data.acceptance import refuse_conversations
-from pipeline.data.figures import Sample, pick_samples, row_tokens, sample_of, token_figures
+from pipeline.data.figures import Survey
 from pipeline.data.intake import take_in_all
-from pipeline.data.labels import label_figures, longer
+from pipeline.data.labels import label_figures
 from pipeline.data.parts import for_part
 from pipeline.data.pool import Pool
 from pipeline.data.prepared import write_records
-from pipeline.data.records import Pair, Record
 from pipeline.data.report import data_report
-from pipeline.data.splitting import PARTS, Division, divide
+from pipeline.data.splitting import PARTS, divide
 from pipeline.files import write_json
 from pipeline.params.base import BaseParams
 from pipeline.params.check import check_params
@@ -44,23 +41,22 @@ def prepare(stage: Stage) -> None:
         made_of |= {part: kind for part, kind in (("sft", "demonstrations"), ("ppo", "prompts")) if kind in tallies}
         division = divide(pool.index(), made_of, cfg.split, cfg.max_prompts)
         assert division.prompts_in_two_parts == 0, "a prompt is in two parts"
-        lines = {
-            part: write_records(FOLDER / f"{part}.jsonl", for_part(part, pool.read(numbers_N)))
-            for part, numbers_N in division.parts.items()
-        }
-        metrics = {
-            "sources": {kind: tally.figures() for kind, tally in tallies.items()},
-            "duplicates": division.duplicates,
-            "left_out": division.left_out,
-            "prompts": division.prompts,
-            "prompts_in_two_parts": division.prompts_in_two_parts,
-            "lines": lines,
-            "tokens": token_figures(row_tokens(row, tokenizer) for row in samples_of(division, pool)),
-            "labels": label_figures(
-                Counter(longer(record) for record in used(division, pool) if isinstance(record, Pair))
-            ),
-        }
-        report = data_report(metrics, pick_samples(samples_of(division, pool)), tokenizer)
+        survey = Survey(tokenizer)
+        lines = {}
+        for part, numbers_N in division.parts.items():
+            records = for_part(part, survey.of_raw(pool.read(numbers_N)))
+            lines[part] = write_records(FOLDER / f"{part}.jsonl", survey.of_part(part, records))
+    metrics = {
+        "sources": {kind: tally.figures() for kind, tally in tallies.items()},
+        "duplicates": division.duplicates,
+        "left_out": division.left_out,
+        "prompts": division.prompts,
+        "prompts_in_two_parts": division.prompts_in_two_parts,
+        "lines": lines,
+        "tokens": survey.tokens.figures(),
+        "labels": label_figures(survey.signs),
+    }
+    report = data_report(metrics, survey.picked.samples(), tokenizer)
     REPORT.parent.mkdir(exist_ok=True)
     REPORT.write_text(report, encoding="utf-8")
     stage.tracker.log_file(REPORT)
@@ -69,18 +65,6 @@ def prepare(stage: Stage) -> None:
     stage.finish(metrics)
     sizes = ", ".join(f"{part} {count}" for part, count in division.prompts.items())
     console.print(f"prepare: prompts: {sizes}; {REPORT} shows them as the model will see them", markup=False)
-
-
-def used(division: Division, pool: Pool) -> Iterator[Record]:
-    """The records of all parts as they came."""
-    for numbers_N in division.parts.values():
-        yield from pool.read(numbers_N)
-
-
-def samples_of(division: Division, pool: Pool) -> Iterator[Sample]:
-    """The records of all parts as the stages will read them."""
-    for part, numbers_N in division.parts.items():
-        yield from (sample_of(part, record) for record in for_part(part, pool.read(numbers_N)))
 
 
 if __name__ == "__main__":

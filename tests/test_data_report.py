@@ -1,15 +1,16 @@
 """The figures of the data and the report that a person reads."""
 
 from collections import Counter
+from collections.abc import Iterable
 from pathlib import Path
 
 import pytest
 import taking
 from chat_styles import STYLES
 
-from pipeline.data.figures import Sample, pick_samples, row_tokens, sample_of, token_figures
+from pipeline.data.figures import Sample, Survey, sample_of
 from pipeline.data.labels import label_figures, longer
-from pipeline.data.records import Message, Pair
+from pipeline.data.records import Demonstration, Message, Pair, PromptOnly, Record
 from pipeline.data.report import data_report, visible
 from pipeline.data.tokenization import ChatTokenizer
 
@@ -22,7 +23,14 @@ def labelled(longer: int, shorter: int, equal: int = 0) -> list[Pair]:
     return [*[pair("aa", "b")] * longer, *[pair("a", "bb")] * shorter, *[pair("a", "b")] * equal]
 
 
+def surveyed(rows: Iterable[Record], tokenizer: ChatTokenizer) -> Survey:
+    survey = Survey(tokenizer)
+    assert list(survey.of_part("sft", survey.of_raw(rows))) == list(rows)
+    return survey
+
+
 def report(pairs: list[Pair], tokenizer: ChatTokenizer, samples: list[Sample] = (), **source: object) -> str:
+    survey = surveyed(pairs, tokenizer)
     metrics = {
         "sources": {
             "pairs": {"rows": 7, "rows_used": 6, "rejected": {}, "shapes": {"strings": 6}, "left_out": 0} | source
@@ -32,8 +40,8 @@ def report(pairs: list[Pair], tokenizer: ChatTokenizer, samples: list[Sample] = 
         "prompts": {"sft": 3, "ppo": 2},
         "lines": {"sft": 4, "ppo": 2},
         "prompts_in_two_parts": 0,
-        "tokens": token_figures(row_tokens(sample_of("sft", row), tokenizer) for row in pairs),
-        "labels": label_figures(Counter(map(longer, pairs))),
+        "tokens": survey.tokens.figures(),
+        "labels": label_figures(survey.signs),
     }
     return data_report(metrics, list(samples), tokenizer)
 
@@ -47,7 +55,7 @@ def test_lengths_cuts_and_percentiles_by_hand(tokenizer: ChatTokenizer) -> None:
     Answers of 1 to 100 letters have one token more, their end; 25 and more are above the limit 24.
     """
     rows = [pair("a" * n, "b", "x" * n) for n in range(100, 0, -1)]
-    figures = token_figures(row_tokens(sample_of("sft", row), tokenizer) for row in rows)["lengths"]
+    figures = surveyed(rows, tokenizer).tokens.figures()["lengths"]
     shared = {"count": 100, "spell_special_tokens": 0}
     assert figures == {
         "prompt": {"cut": 55, "p5": 24, "p50": 69, "p90": 109, "p99": 118, "max": 119} | shared,
@@ -60,7 +68,7 @@ def test_pairs_that_the_cut_makes_equal_and_spelled_tokens_are_counted(tokenizer
     """Report OpenRLHF/OpenRLHF#1311."""
     same = pair("x" * 24 + "good", "x" * 24 + "bad")
     spelled = pair("a<|im_end|>b", "c", "<|im_start|>")
-    figures = token_figures(row_tokens(sample_of("sft", row), tokenizer) for row in (same, spelled))
+    figures = surveyed((same, spelled), tokenizer).tokens.figures()
     assert figures["pairs_equal_after_cut"] == 1
     assert {kind: row["spell_special_tokens"] for kind, row in figures["lengths"].items()} == {
         "prompt": 1,
@@ -71,8 +79,7 @@ def test_pairs_that_the_cut_makes_equal_and_spelled_tokens_are_counted(tokenizer
 
 def test_rows_without_pairs_have_figures_too(tokenizer: ChatTokenizer) -> None:
     prompt = (Message("user", "hi"),)
-    rows = [Sample("sft", prompt, {"answer": "yo"}), Sample("ppo", prompt, {})]
-    figures = token_figures(row_tokens(row, tokenizer) for row in rows)
+    figures = surveyed([Demonstration(prompt, "yo"), PromptOnly(prompt)], tokenizer).tokens.figures()
     assert {kind: row["count"] for kind, row in figures["lengths"].items()} == {"prompt": 2, "answer": 1}
     assert figures["pairs_equal_after_cut"] == 0
 
@@ -87,10 +94,10 @@ def test_label_figures_by_hand() -> None:
     assert label_figures(Counter())["pairs"] == 0
 
 
-def test_samples_do_not_depend_on_the_order_of_rows() -> None:
-    rows = [sample_of("sft", pair("a", "b", f"q{n}")) for n in range(50)]
-    picked = pick_samples(iter(rows))
-    assert picked == pick_samples(rows[::-1])
+def test_samples_do_not_depend_on_the_order_of_rows(tokenizer: ChatTokenizer) -> None:
+    rows = [pair("a", "b", f"q{n}") for n in range(50)]
+    picked = surveyed(rows, tokenizer).picked.samples()
+    assert picked == surveyed(rows[::-1], tokenizer).picked.samples()
     assert len({sample.prompt for sample in picked}) == 5
 
 

@@ -1,17 +1,19 @@
-"""Figures of the prepared rows, for metrics and report: token lengths and truncation.
+"""Figures of the prepared rows, for metrics and report: token lengths, truncation, labels, samples.
 
 Rows are iterated over once and none is kept: memory grows with the number of different lengths, not of rows.
 """
 
 import hashlib
-import heapq
 import json
+from bisect import insort
 from collections import Counter, defaultdict
-from collections.abc import Iterable
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field
+from operator import itemgetter
 from typing import Any
 
 from pipeline.data.conversations import Conversation
+from pipeline.data.labels import longer
 from pipeline.data.records import Demonstration, Pair, Record, prompt_key
 from pipeline.data.tokenization import ChatTokenizer
 
@@ -52,11 +54,6 @@ def sample_of(part: str, record: Record) -> Sample:
     return Sample(part, record.prompt, {})
 
 
-def pick_samples(rows: Iterable[Sample], count: int = 5) -> list[Sample]:
-    """The `count` rows with the smallest hashes: as good as drawn by lot, and the same whatever the rows' order."""
-    return heapq.nsmallest(count, rows, key=_hash)
-
-
 def row_tokens(row: Sample, tokenizer: ChatTokenizer) -> RowTokens:
     """Tokenises one row.
 
@@ -79,32 +76,83 @@ def row_tokens(row: Sample, tokenizer: ChatTokenizer) -> RowTokens:
     )
 
 
-def token_figures(rows: Iterable[RowTokens]) -> dict[str, Any]:
-    """Of the prompts and of each kind of answer: count, percentiles of length, how many are cut; and pairs equal after the cut.
+@dataclass
+class TokenCounts:
+    """Token counts of all rows so far, of the prompts and of each kind of answer."""
 
-    A percentile is the smallest length that so many percent of the rows do not exceed.
-    """
-    lengths: dict[str, Counter[int]] = defaultdict(Counter)
-    cut: Counter[str] = Counter()
-    spelled: Counter[str] = Counter()
-    equal_after_cut = 0
-    for row in rows:
+    lengths: dict[str, Counter[int]] = field(default_factory=lambda: defaultdict(Counter))
+    cut: Counter[str] = field(default_factory=Counter)
+    spelled: Counter[str] = field(default_factory=Counter)
+    equal_after_cut: int = 0
+
+    def add(self, row: RowTokens) -> None:
+        """Counts one more row."""
         for name, length in row.lengths.items():
-            lengths[name][length] += 1
-        cut.update(row.cut)
-        spelled.update(row.spelled)
-        equal_after_cut += row.equal_after_cut
-    kinds = {
-        name: {
-            "count": counts.total(),
-            "cut": cut[name],
-            "spell_special_tokens": spelled[name],
-            **{f"p{percent}": _percentile(counts, percent) for percent in PERCENTILES},
-            "max": max(counts),
+            self.lengths[name][length] += 1
+        self.cut.update(row.cut)
+        self.spelled.update(row.spelled)
+        self.equal_after_cut += row.equal_after_cut
+
+    def figures(self) -> dict[str, Any]:
+        """Count, percentiles of length, how many are cut; and pairs equal after the cut.
+
+        A percentile is the smallest length that so many percent of the rows do not exceed.
+        """
+        kinds = {
+            name: {
+                "count": counts.total(),
+                "cut": self.cut[name],
+                "spell_special_tokens": self.spelled[name],
+                **{f"p{percent}": _percentile(counts, percent) for percent in PERCENTILES},
+                "max": max(counts),
+            }
+            for name, counts in self.lengths.items()
         }
-        for name, counts in lengths.items()
-    }
-    return {"lengths": kinds, "pairs_equal_after_cut": equal_after_cut}
+        return {"lengths": kinds, "pairs_equal_after_cut": self.equal_after_cut}
+
+
+@dataclass
+class Picked:
+    """The `count` rows with the smallest hashes: as good as drawn by lot, and the same whatever the rows' order."""
+
+    count: int = 5
+    hashed: list[tuple[str, Sample]] = field(default_factory=list)
+
+    def add(self, row: Sample) -> None:
+        """Offers one more row."""
+        entry = (_hash(row), row)
+        if len(self.hashed) < self.count or entry[0] < self.hashed[-1][0]:
+            insort(self.hashed, entry, key=itemgetter(0))
+            del self.hashed[self.count :]
+
+    def samples(self) -> list[Sample]:
+        """The rows, in the order of their hashes."""
+        return [row for _, row in self.hashed]
+
+
+@dataclass
+class Survey:
+    """Everything that metrics and report say of the rows, gathered while they are written: a million rows are not read twice."""
+
+    tokenizer: ChatTokenizer
+    tokens: TokenCounts = field(default_factory=TokenCounts)
+    picked: Picked = field(default_factory=Picked)
+    signs: Counter[int] = field(default_factory=Counter)  # of labels.longer
+
+    def of_raw(self, records: Iterable[Record]) -> Iterator[Record]:
+        """The same records, looked at in passing, as they came."""
+        for record in records:
+            if isinstance(record, Pair):
+                self.signs[longer(record)] += 1
+            yield record
+
+    def of_part(self, part: str, records: Iterable[Record]) -> Iterator[Record]:
+        """The same records, looked at in passing, as the part's stage will read them."""
+        for record in records:
+            row = sample_of(part, record)
+            self.tokens.add(row_tokens(row, self.tokenizer))
+            self.picked.add(row)
+            yield record
 
 
 def _percentile(counts: Counter[int], percent: int) -> int:
