@@ -8,7 +8,7 @@ from tempfile import TemporaryFile
 
 from pipeline.base_model import fingerprint, public_name
 from pipeline.data.acceptance import refuse_conversations
-from pipeline.data.figures import Survey
+from pipeline.data.figures import Survey, check_equal_after_cut
 from pipeline.data.intake import take_in_all
 from pipeline.data.labels import label_figures
 from pipeline.data.parts import for_part
@@ -46,6 +46,7 @@ def prepare(stage: Stage) -> None:
         for part, numbers_N in division.parts.items():
             records = for_part(part, survey.of_raw(pool.read(numbers_N)))
             lines[part] = write_records(FOLDER / f"{part}.jsonl", survey.of_part(part, records))
+    check_equal_after_cut(survey.tokens, tokenizer.max_response, cfg.max_bad_share)
     metrics = {
         "sources": {kind: tally.figures() for kind, tally in tallies.items()},
         "duplicates": division.duplicates,

@@ -8,11 +8,12 @@ import pytest
 import taking
 from chat_styles import STYLES
 
-from pipeline.data.figures import Sample, Survey, sample_of
+from pipeline.data.figures import Sample, Survey, check_equal_after_cut, sample_of
 from pipeline.data.labels import label_figures, longer
 from pipeline.data.records import Demonstration, Message, Pair, PromptOnly, Record
 from pipeline.data.report import data_report, visible
 from pipeline.data.tokenization import ChatTokenizer
+from pipeline.errors import DataError
 
 
 def pair(chosen: str, rejected: str, prompt: str = "hi") -> Pair:
@@ -75,6 +76,17 @@ def test_pairs_that_the_cut_makes_equal_and_spelled_tokens_are_counted(tokenizer
         "chosen": 1,
         "rejected": 0,
     }
+
+
+def test_too_many_pairs_that_the_cut_makes_equal_stop_the_run(tokenizer: ChatTokenizer) -> None:
+    """Report OpenRLHF/OpenRLHF#1311: one of four pairs is a quarter."""
+    same = pair("x" * 24 + "good", "x" * 24 + "bad")
+    tokens = surveyed([same, *labelled(longer=3, shorter=0)], tokenizer).tokens
+    check_equal_after_cut(tokens, 24, max_bad_share=0.25)
+    with pytest.raises(
+        DataError, match=r"1 of 4 pairs \(25.00%\).*tokens.max_response 24, more than data.max_bad_share 0.2;"
+    ):
+        check_equal_after_cut(tokens, 24, max_bad_share=0.2)
 
 
 def test_rows_without_pairs_have_figures_too(tokenizer: ChatTokenizer) -> None:

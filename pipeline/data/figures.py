@@ -16,6 +16,7 @@ from pipeline.data.conversations import Conversation
 from pipeline.data.labels import longer
 from pipeline.data.records import Demonstration, Pair, Record, prompt_key
 from pipeline.data.tokenization import ChatTokenizer
+from pipeline.errors import DataError
 
 PERCENTILES = (5, 50, 90, 99)
 
@@ -153,6 +154,21 @@ class Survey:
             self.tokens.add(row_tokens(row, self.tokenizer))
             self.picked.add(row)
             yield record
+
+
+def check_equal_after_cut(tokens: TokenCounts, max_response: int, max_bad_share: float) -> None:
+    """Pairs that the cut makes equal are bad rows, though no line of the data is at fault.
+
+    Raises:
+        DataError: they are more than `max_bad_share` of the pairs.
+    """
+    equal, pairs = tokens.equal_after_cut, tokens.lengths.get("chosen", Counter()).total()
+    if equal > max_bad_share * pairs:
+        raise DataError(
+            f"{equal:,} of {pairs:,} pairs ({equal / pairs:.2%}) have answers that are equal after the cut at tokens.max_response "
+            f"{max_response}, more than data.max_bad_share {max_bad_share:g}; raise tokens.max_response, or data.max_bad_share "
+            "to go on without them."
+        )
 
 
 def _percentile(counts: Counter[int], percent: int) -> int:
