@@ -60,6 +60,22 @@ WHOLE: dict[str, tuple[dict[str, Any], list[Record]]] = {
         [Demonstration((user("q"),), "a")],
     ),
     "context of a question": ({"question": "q", "context": "c", "answer": "a"}, [demonstration("q\n\nc", "a")]),
+    "history of pairs": (
+        {"query": "q", "response": "a", "history": [["x", "y"]], "system": "s"},
+        [Demonstration((system("s"), user("x"), assistant("y"), user("q")), "a")],
+    ),
+    "history of messages": (
+        {"prompt": "q", "chosen": "a", "rejected": "b", "history": chat("x", "y")},
+        [Pair((user("x"), assistant("y"), user("q")), "a", "b")],
+    ),
+    "rejected answer beside messages": (
+        {"messages": chat("q", "a"), "rejected_response": "b"},
+        [pair("q", "a", "b")],
+    ),
+    "rejected messages beside messages": (
+        {"system": "s", "messages": chat("q", "a"), "rejected_messages": chat("q", "b")},
+        [Pair((system("s"), user("q")), "a", "b")],
+    ),
     "input without an instruction": ({"instruction": " ", "input": "i", "output": "a"}, [demonstration("i", "a")]),
 }  # fmt: skip
 
@@ -87,6 +103,18 @@ REJECTED: dict[str, tuple[dict[str, Any], str]] = {
     "ShareGPT prompt as JSON text": (
         {"conversations": '[{"from": "human", "value": "q"}]', "chosen": "a", "rejected": "b"},
         f"conversations {WRITTEN}",
+    ),
+    "turns without roles": (
+        {"conversation": [{"input": "q", "output": "a"}]},
+        "conversation has a turn without role or from; it has 'input', 'output'",
+    ),
+    "history of texts": (
+        {"prompt": "q", "completion": "a", "history": ["x", "y"]},
+        "history has an entry that is neither [question, answer] nor a message",
+    ),
+    "rejected answer beside a question alone": (
+        {"messages": chat("q"), "rejected_response": "b"},
+        "messages does not end with an assistant's turn",
     ),
     "zero-width answer": ({"prompt": "q", "completion": "\u200b\ufeff"}, "completion is empty"),
 }
@@ -163,8 +191,6 @@ def test_answers_with_a_label_are_refused_however_the_label_is_written(row: dict
 UNKNOWN_NAMES: list[dict[str, Any]] = [
     {"prompt": "q", "answers": [{"answer": "a", "rank": 1.0}]},
     {"instruction": "q", "completions": [{"response": "a"}]},
-    {"prompt": "q", "response_0": "a", "response_1": "b", "better_response_id": 1},
-    {"question": "q", "response_j": "a", "response_k": "b"},
     {"prompt": "q", "output": "a"},
     {"instruction": "q", "generation": "a"},
     {"prompt": "q", "chosen ": "a", "rejected ": "b"},
@@ -175,7 +201,7 @@ UNKNOWN_NAMES: list[dict[str, Any]] = [
 
 @pytest.mark.parametrize("row", UNKNOWN_NAMES)
 def test_fields_that_may_be_answers_stop_a_check_unless_the_shape_is_named(row: dict, tmp_path: Path) -> None:
-    fields = sorted(row.keys() - {"prompt", "question", "instruction", "better_response_id"})
+    fields = sorted(row.keys() - {"prompt", "question", "instruction"})
     file = write_rows(tmp_path / "rows.jsonl", row)
     with pytest.raises(
         DataError, match=f"beside them {', '.join(fields)}, which may be answers .* rename them"

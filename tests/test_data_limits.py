@@ -116,11 +116,11 @@ LARGE: list[tuple[dict[str, Any], str, str | None]] = [
 @pytest.mark.parametrize(("row", "shape", "reason"), LARGE, ids=["turns", "ranks", "most turns", "marks"])
 def test_large_rows_take_little_time(row: dict, shape: str, reason: str | None, tmp_path: Path) -> None:
     pool = Pool(BytesIO())
-    started = time.monotonic()
+    started = time.process_time()
     file = str(write_rows(tmp_path / "rows.jsonl", row))
     tally = take_in("data.test", file, None, Rules(shape, shape.endswith("ranked")), pool.add)
     assert tally.rejects == ({reason: 1} if reason else {})
-    assert time.monotonic() - started < 5
+    assert time.process_time() - started < 5
 
 
 def test_order_of_marks_still_does_not_matter_for_groups() -> None:

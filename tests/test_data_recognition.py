@@ -31,10 +31,10 @@ def test_every_answer_of_a_conversation_gives_a_prompt(tmp_path: Path) -> None:
 
 
 def test_a_source_that_has_too_little_is_refused(tmp_path: Path) -> None:
-    file = write_rows(tmp_path / "rows.jsonl", {"prompt": "q", "response_1": "a", "response_2": "b"})
+    file = write_rows(tmp_path / "rows.jsonl", {"prompt": "q", "reply": "a", "verdict": "b"})
     with pytest.raises(
         DataError,
-        match=r"rows\.jsonl is for data\.pairs but holds prompts without answers \(not read: response_1, response_2\): "
+        match=r"rows\.jsonl is for data\.pairs but holds prompts without answers \(not read: reply, verdict\): "
         r"it has no rejected answers to compare with",
     ):
         take(file, "pairs")
@@ -45,6 +45,7 @@ def test_a_source_that_has_too_little_is_refused(tmp_path: Path) -> None:
 # --- files that are refused ---
 
 TOOL_CALL = {"from": "function_call", "value": '{"name": "f"}'}
+LABEL = "two answers and a label that says which is better.*write the better one as chosen"
 REFUSED = {
     "tool turns": ({"conversations": [*sharegpt("q"), TOOL_CALL]}, "tool calls .* keep the rows without tools"),
     "tools offered": ({"messages": chat("q", "a"), "tools": '[{"name": "f"}]'}, "tool calls"),
@@ -58,7 +59,12 @@ REFUSED = {
     "text": ({"text": "### Human: q ### Assistant: a"}, "text alone.*split each text into prompt and completion"),
     "token ids": ({"input_ids": [1, 2], "labels": [1, 2]}, "token ids.*bring the text"),
     "ranked": ({"prompt": "Greet me", "outputs": ["Hello!", "meh", "bye"]}, "ranked answers.*set data.expand_rankings: true"),
-    "not known": ({"human_ref_A": "a", "human_ref_B": "b"}, "shape that is not known: its rows have the fields human_ref_A, human_ref_B"),
+    "not known": ({"提问": "a", "回答": "b"}, "shape that is not known: its rows have the fields 提问, 回答"),
+    "two answers and a label, no prompt": ({"history": "q", "human_ref_A": "a", "human_ref_B": "b", "labels": 0}, LABEL),
+    "two answers and a label": ({"prompt": "q", "response_0": "a", "response_1": "b", "better_response_id": 0}, LABEL),
+    "two conversations and a label": ({"conversation_a": chat("q", "a"), "conversation_b": chat("q", "b"), "winner": "model_a"}, LABEL),
+    "two answers and a label, and text": ({"text": "q", "completion_a": "a", "completion_b": "b", "overall_pref": "A"}, LABEL),
+    "rated answers": ({"prompt": "q", "answers": [{"answer": "a", "rank": 1}, {"answer": "b", "rank": 2}]}, "list of rated answers.*the best first, as responses"),
 }  # fmt: skip
 
 

@@ -25,6 +25,7 @@ from pipeline.data.turns import (
 
 SIDES = ("chosen", "rejected")
 OPENAI_SIDES = ("preferred_output", "non_preferred_output")
+REJECTED_FIELDS = ("rejected_response", "rejected_messages")  # beside messages, as ms-swift has them
 SCORES = ("scores", "ratings", "rewards")  # of ranked answers
 MOST_RANKED = 100
 RANKED = ("outputs", "responses", "output")
@@ -116,6 +117,16 @@ def pair_of_conversations(sides: tuple[str, str], row: dict[str, Any]) -> Parsed
     if any(isinstance(row[side], dict) for side in sides):
         raise BadRow("prompt", "missing", "is missing")
     return _two_sides("prompt", None, row, sides)
+
+
+def messages_rejected(row: dict[str, Any]) -> Parsed:
+    """A conversation in `messages`, whose last answer is the chosen one, and beside it the rejected one, as text or messages."""
+    sides = ("messages", next((name for name in REJECTED_FIELDS if row.get(name) is not None), REJECTED_FIELDS[0]))
+    _check_sides(row, sides)
+    *before, last = prompt_of("messages", row["messages"])
+    if last.role != "assistant":
+        raise BadRow("messages", "a list", "does not end with an assistant's turn")
+    return _two_sides("messages", with_system(row, tuple(before)), row, sides)
 
 
 def openai_pair(row: dict[str, Any]) -> Parsed:

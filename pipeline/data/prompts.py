@@ -5,7 +5,17 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from pipeline.data.records import Message
-from pipeline.data.turns import BadRow, check_prompt, is_blank, prompt_of, required, text_of, whole_text, wrong_type
+from pipeline.data.turns import (
+    BadRow,
+    check_prompt,
+    is_blank,
+    prompt_of,
+    required,
+    text_of,
+    turns_of,
+    whole_text,
+    wrong_type,
+)
 
 SYSTEM_FIELDS = ("system", "system_prompt")
 
@@ -31,14 +41,21 @@ def with_system(row: dict[str, Any], prompt: tuple[Message, ...]) -> tuple[Messa
 
 
 def plain_field(name: str) -> PromptField:
-    """A prompt in one field, as text or messages."""
-    return PromptField(name, lambda row: with_system(row, prompt_of(name, required(row, name))))
+    """A prompt in one field, as text or messages, with `history` before it."""
+    return PromptField(name, lambda row: _after_history(row, prompt_of(name, required(row, name))))
 
 
 def _question(row: dict[str, Any]) -> tuple[Message, ...]:
     *earlier, last = prompt_of("question", required(row, "question"))
     text = _joined([last.content, *_texts(row, ("context",))])
-    return with_system(row, (*earlier, replace(last, content=text)))
+    return _after_history(row, (*earlier, replace(last, content=text)))
+
+
+def _instruction(row: dict[str, Any]) -> tuple[Message, ...]:
+    """Instruction and input (Dolly: context) as one user's turn, with an empty line between."""
+    instruction = whole_text("instruction", required(row, "instruction"))
+    text = _joined([instruction, *_texts(row, ("input", "context"))])
+    return _after_history(row, (Message("user", text),))
 
 
 def _texts(row: dict[str, Any], fields: tuple[str, ...]) -> list[str]:
@@ -50,20 +67,23 @@ def _joined(texts: list[str]) -> str:
     return "\n\n".join(text for text in texts if not is_blank(text))
 
 
-def _instruction(row: dict[str, Any]) -> tuple[Message, ...]:
-    """Instruction and input (Dolly: context) as one user's turn, with an empty line between; `history` before them."""
-    instruction = whole_text("instruction", required(row, "instruction"))
-    text = _joined([instruction, *_texts(row, ("input", "context"))])
-    earlier: list[Message] = []
+def _after_history(row: dict[str, Any], prompt: tuple[Message, ...]) -> tuple[Message, ...]:
+    """The prompt after the turns in `history`, messages or [question, answer] pairs, and after the system message."""
     history = row.get("history") or []
     if not isinstance(history, list):
         raise wrong_type("history", history, "a list")
-    for exchange in history:
-        if not (isinstance(exchange, list) and len(exchange) == 2):
-            raise BadRow("history", "a list", "has an entry that is not [question, answer]")
-        question, answer = (text_of("history", part) for part in exchange)
-        earlier += [Message("user", question), Message("assistant", answer)]
-    return with_system(row, (*earlier, Message("user", text)))
+    if all(isinstance(turn, dict) for turn in history):
+        earlier = [turn.message for turn in turns_of("history", history)] if history else []
+    else:
+        earlier = [message for exchange in history for message in _exchange(exchange)]
+    return with_system(row, (*earlier, *prompt))
+
+
+def _exchange(exchange: Any) -> tuple[Message, Message]:
+    if not (isinstance(exchange, list) and len(exchange) == 2):
+        raise BadRow("history", "a list", "has an entry that is neither [question, answer] nor a message")
+    question, answer = (text_of("history", part) for part in exchange)
+    return Message("user", question), Message("assistant", answer)
 
 
 INSTRUCTION = PromptField("instruction", _instruction)

@@ -7,7 +7,7 @@ from typing import Any
 
 from pipeline.data.parsing import Parsed
 from pipeline.data.records import Pair, PromptOnly, Record, as_demonstration
-from pipeline.data.refusals import LAST_REFUSED, RANKINGS, Refusal, may_be_answers, refused_row
+from pipeline.data.refusals import LAST_REFUSED, RANKINGS, Refusal, may_be_answers, refused_answers, refused_row
 from pipeline.data.shapes import DEMONSTRATIONS, KINDS, PAIRS, PROMPTS, SHAPES, Shape
 from pipeline.data.turns import TURN_FIELDS, BadRow, first_there
 from pipeline.errors import DataError
@@ -38,7 +38,7 @@ def readings(row: dict[str, Any]) -> list[str]:
     return richer or largest
 
 
-def refusal(row: dict[str, Any], rules: Rules) -> Refusal | None:
+def refusal(row: dict[str, Any], wanted: str | None, rules: Rules) -> Refusal | None:
     """Why rows like this are not read; None where nothing speaks against it."""
     always = refused_row(row)
     if always is not None:
@@ -47,6 +47,10 @@ def refusal(row: dict[str, Any], rules: Rules) -> Refusal | None:
     named = rules.shape in found and not rules.shape.endswith("-ranked")
     if not rules.expand_rankings and not named and any(name.endswith("-ranked") for name in found):
         return RANKINGS
+    if rules.shape == "auto" and wanted != PROMPTS and all(SHAPES[name].kind == PROMPTS for name in found):
+        found_apart = refused_answers(row)
+        if found_apart is not None:
+            return found_apart
     if not found:
         return next((why for field, why in LAST_REFUSED if row.get(field) is not None), None)
     return None
@@ -63,7 +67,7 @@ def recognise(file: str, rows: list[dict[str, Any]], wanted: str | None, rules: 
     """
     if not rows:
         return None
-    refused = Counter(why for row in rows if (why := refusal(row, rules)))
+    refused = Counter(why for row in rows if (why := refusal(row, wanted, rules)))
     if refused.total() * 2 > len(rows):
         why = refused.most_common(1)[0][0]
         raise DataError(f"{file} holds {why.title}, which are not read: {why.remedy}.")
@@ -202,7 +206,7 @@ def unread_fields(row: dict[str, Any], shape: Shape) -> set[str]:
 
 
 def _fields(rows: list[dict[str, Any]]) -> str:
-    return ", ".join(shown_names(dict.fromkeys(field for row in rows for field in row)))
+    return ", ".join(shown_names(dict.fromkeys(field for row in rows for field in row))) or "(none)"
 
 
 def shown_names(names: Collection[str]) -> list[str]:

@@ -1,6 +1,7 @@
 """Rows that are known but not read, with what to do about them; and fields that may be answers under other names."""
 
 import re
+from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -62,6 +63,14 @@ RANKINGS = Refusal(
     f"ranked answers (a prompt and a list, best first, in {', '.join(RANKED)})",
     "set data.expand_rankings: true to make a pair of every answer and every later one, or keep two as chosen and rejected",
 )
+RATED = Refusal(
+    "prompts with a list of rated answers",
+    "write the answers' texts, the best first, as responses and set data.expand_rankings: true, or keep two as chosen and rejected",
+)
+JUDGED = Refusal(
+    "two answers and a label that says which is better",
+    "write the better one as chosen and the other as rejected, and leave ties out",
+)
 TEXT = Refusal(
     "text alone, with no border between prompt and answer",
     "only answers are trained on here; split each text into prompt and completion, or into messages",
@@ -79,15 +88,29 @@ REFUSED: list[tuple[Callable[[dict[str, Any]], bool], Refusal]] = [
 LABELLED = ("completion", "response", "answer", "output", "messages", "conversations")
 LABELS = ("true", "false", "1", "0", "1.0", "0.0", "good", "bad", "desirable", "undesirable")
 ANSWER = re.compile(
-    "answer|completion|resp|output|generation|chosen|reject|prefer|repl(?:y|ies)|target|solution|summar",
+    "answer|completion|resp|output|generation|chosen|reject|prefer|repl(?:y|ies)|target|solution|summar|conversation|human_ref",
     re.IGNORECASE,
 )
-LAST_REFUSED: list[tuple[str, Refusal]] = [("text", TEXT), ("input_ids", TOKENS)]  # only where there is no reading
+TWIN = re.compile(r"[ _-]?(0|1|2|a|b|j|k|left|right)$", re.IGNORECASE)  # what tells one of two answers from the other
+LAST_REFUSED: list[tuple[str, Refusal]] = [
+    ("text", TEXT),
+    ("input_ids", TOKENS),
+]  # only where there is no reading at all
 
 
 def refused_row(row: dict[str, Any]) -> Refusal | None:
     """Why a row like this is never read, in a file of whatever shape."""
     return next((why for has, why in REFUSED if has(row)), None)
+
+
+def refused_answers(row: dict[str, Any]) -> Refusal | None:
+    """Answers of a row that has no answers by known names: two with a label, or a list of rated ones."""
+    fields = may_be_answers(row, set(row))
+    twins = Counter(TWIN.sub("", field) for field in fields if TWIN.search(field))
+    if 2 in twins.values():
+        return JUDGED
+    lists = (row[field] for field in fields if isinstance(row[field], list))
+    return RATED if any(len(answers) > 1 for answers in lists) else None
 
 
 def may_be_answers(row: dict[str, Any], fields: set[str]) -> set[str]:

@@ -12,11 +12,13 @@ from typing import Any
 from pipeline.data.parsing import (
     OPENAI_SIDES,
     RANKED,
+    REJECTED_FIELDS,
     SCORES,
     SIDES,
     Parsed,
     answered,
     conversation,
+    messages_rejected,
     openai_pair,
     pair,
     pair_of_conversations,
@@ -27,7 +29,10 @@ from pipeline.data.parsing import (
 from pipeline.data.prompts import INSTRUCTION, QUESTION, SYSTEM_FIELDS, PromptField, plain_field
 
 PAIRS, DEMONSTRATIONS, PROMPTS = KINDS = ("pairs", "demonstrations", "prompts")
-EXTRAS = {"instruction": ("input", "context", "history"), "question": ("context",)}  # what may stand beside a prompt
+EXTRAS = {  # what may stand beside a prompt
+    "instruction": ("input", "context", "history"),
+    "question": ("context", "history"),
+}
 MESSAGE_SIDES = ("chosen_messages", "rejected_messages")
 
 
@@ -70,6 +75,10 @@ def has_list(names: tuple[str, ...], row: dict[str, Any]) -> bool:
     return any(isinstance(row.get(name), list) for name in names)
 
 
+def _extras(field: str) -> tuple[str, ...]:
+    return EXTRAS.get(field, ("history",))
+
+
 def _prompt(field: str) -> PromptField:
     return {"instruction": INSTRUCTION, "question": QUESTION}.get(field) or plain_field(field)
 
@@ -81,7 +90,7 @@ def _answered(field: str, answer: str) -> Shape:
         DEMONSTRATIONS,
         partial(answered, _prompt(field), answer),
         (field, answer),
-        optional=EXTRAS.get(field, ()),
+        optional=_extras(field),
     )
 
 
@@ -98,11 +107,11 @@ def _instruction(title: str, answer: str) -> Shape:
 
 def _pairs(field: str) -> Shape:
     title = f"{field} with chosen and rejected"
-    return Shape(title, PAIRS, partial(pair, _prompt(field)), (field,), SIDES, EXTRAS.get(field, ()))
+    return Shape(title, PAIRS, partial(pair, _prompt(field)), (field,), SIDES, _extras(field))
 
 
 def _ranked(field: str) -> Shape:
-    optional = (*EXTRAS.get(field, ()), *SCORES)
+    optional = (*_extras(field), *SCORES)
     return Shape(
         "ranked answers", PAIRS, partial(ranked, _prompt(field)), (field,), RANKED, optional, partial(has_list, RANKED)
     )
@@ -114,7 +123,7 @@ def _alone(field: str) -> Shape:
         PROMPTS,
         partial(prompt_alone, _prompt(field)),
         (field,),
-        optional=EXTRAS.get(field, ()),
+        optional=_extras(field),
     )
 
 
@@ -144,6 +153,9 @@ SHAPES: dict[str, Shape] = {
         PAIRS,
         partial(pair_of_conversations, MESSAGE_SIDES),
         either=MESSAGE_SIDES,
+    ),
+    "messages-rejected": Shape(
+        "messages with a rejected answer", PAIRS, messages_rejected, ("messages",), either=REJECTED_FIELDS
     ),
     "openai-pairs": Shape("OpenAI preference pairs", PAIRS, openai_pair, ("input",), OPENAI_SIDES),
     "prompt-ranked": _ranked("prompt"),

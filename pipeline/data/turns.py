@@ -140,6 +140,10 @@ def _turn(field: str, turn: Any) -> Turn:
         raise BadRow(
             field, "an object", f"has a turn with a tool call or its result (role {short(role)}), which is not read"
         )
+    if role is None:
+        raise BadRow(
+            field, "an object", f"has a turn without role or from; it has {', '.join(map(short, turn)) or 'nothing'}"
+        )
     if not isinstance(role, str) or role.lower() not in ROLE_OF:
         raise BadRow(field, type_of(role), f"has a turn with role {short(role)}")
     message = Message(ROLE_OF[role.lower()], _content(field, first_there(turn, "content", "value")))

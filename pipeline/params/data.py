@@ -47,6 +47,7 @@ class DataParams(Section):
         "hh-transcripts",
         "conversation-pairs",
         "chosen-messages",
+        "messages-rejected",
         "openai-pairs",
         "prompt-ranked",
         "question-ranked",
