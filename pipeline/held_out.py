@@ -5,6 +5,7 @@
 
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from itertools import product
 from pathlib import Path
 
@@ -109,7 +110,7 @@ def scorers_accuracy(stage: Stage, cfg: EvaluateParams, scorers: Scorers) -> dic
     found = {}
     for name, model in scorers.items():
         cut_pairs = stage.params(RewardParams, name).cut_pairs
-        gaps_of = lambda batch, model=model: gaps(model, batch, stage.runtime.microbatch_size)  # noqa: E731
+        gaps_of = partial(gaps, model, microbatch_size=stage.runtime.microbatch_size)
         found[f"{name}_model"] = pair_accuracy(stage, cfg, gaps_of, f"prepared/{name}.jsonl", cut_pairs)
     return found
 

@@ -3,11 +3,9 @@
 DPO's policy is also a reward model: its log-ratio to SFT is what it thinks of an answer (Rafailov et al. 2023, section 5.1).
 """
 
+from functools import partial
 from pathlib import Path
 
-from torch import Tensor
-
-from pipeline.batch import Pairs
 from pipeline.held_out import compare_answers, load_scorers, pair_accuracy, scorers_accuracy
 from pipeline.opening import open_base
 from pipeline.params.dpo import DPOParams
@@ -25,10 +23,7 @@ def evaluate_dpo(stage: Stage) -> None:
     metrics = compare_answers(stage, cfg, backbone, scorers, "dpo", Path("artifacts/evaluation_dpo"))
     metrics |= scorers_accuracy(stage, cfg, scorers)
     policy, reference = (Policy(backbone, name, 1.0, runtime.logprob_chunk) for name in ("dpo", "sft"))
-
-    def gaps_of(pairs: Pairs) -> Tensor:
-        return implicit_gaps(policy, reference, pairs, runtime.microbatch_size)
-
+    gaps_of = partial(implicit_gaps, policy, reference, microbatch_size=runtime.microbatch_size)
     cut_pairs = stage.params(DPOParams, "dpo").cut_pairs
     metrics["dpo_model"] = pair_accuracy(stage, cfg, gaps_of, "prepared/reward.jsonl", cut_pairs)
     stage.finish(metrics)
