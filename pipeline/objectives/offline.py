@@ -17,9 +17,7 @@ def sft(logprobs_BR: Tensor, mask_BR: Tensor) -> Terms:
     return Terms(loss_sum, {"loss": loss_sum.detach()})
 
 
-def bradley_terry(
-    chosen_B: Tensor, rejected_B: Tensor, margin: float = 0.0, label_smoothing: float = 0.0
-) -> Terms:
+def bradley_terry(chosen_B: Tensor, rejected_B: Tensor, margin: float = 0.0, label_smoothing: float = 0.0) -> Terms:
     """-(1 - e) log sigmoid(x) - e log sigmoid(-x) with x = chosen - rejected - margin, summed over pairs, in float32.
 
     Ouyang et al. 2022, equation 1; margin as in Touvron et al. 2023 (Llama 2), equation 2; the smoothing e = P(label is
