@@ -56,7 +56,7 @@ class RewardFunction:
     def _check(self, result: Any, prompts: list[str], responses: list[str]) -> None:
         if not isinstance(result, list | tuple):
             raise TrainingError(
-                f"{self.address} returned {_shown(result)}, a {type(result).__name__}, but must return a list with one "
+                f"{self.address} returned {_shown(result)} ({type(result).__name__}), but must return a list with one "
                 f"number for each of the {len(responses)} answers."
             )
         if len(result) != len(responses):
@@ -66,7 +66,7 @@ class RewardFunction:
         for row, value in enumerate(result):
             if not (isinstance(value, Real) and abs(value) <= LARGEST):  # which no NaN is
                 raise TrainingError(
-                    f"{self.address} returned {_shown(value)}, a {type(value).__name__}, for "
+                    f"{self.address} returned {_shown(value)} ({type(value).__name__}) for "
                     f"{_row(row, prompts, responses)}, but must return a finite number."
                 )
 
