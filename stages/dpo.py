@@ -32,13 +32,13 @@ def dpo(stage: Stage) -> None:
     frozen = backbone.adapter_hash("sft")
     reference = Policy(backbone, "sft", temperature=1.0, logprob_chunk=runtime.logprob_chunk)
     model = PairPolicy(Policy(backbone, "dpo", temperature=1.0, logprob_chunk=runtime.logprob_chunk))
-    referenced = with_reference(pairs, reference, cfg.batch_size, stage.seed, runtime.microbatch_size)
+    pairs = with_reference(pairs, reference, cfg.batch_size, stage.seed, runtime.microbatch_size)
     watched = with_reference(watched, reference, len(watched), stage.seed, runtime.microbatch_size)
 
     def objective(logprobs: tuple[Tensor, Tensor], batch: ReferencedPairs) -> Terms:
         return dpo_objective(*logprobs, batch.ref_chosen_B, batch.ref_rejected_B, cfg.beta, cfg.label_smoothing)
 
-    steps = steps_in(referenced, cfg.batch_size, cfg.epochs)
+    steps = steps_in(pairs, cfg.batch_size, cfg.epochs)
     optimizer = Optimizer(
         [ParameterGroup("adapter", train_adapter(stage, backbone, "dpo"), cfg.lr)],
         cfg.max_grad_norm,
@@ -52,7 +52,7 @@ def dpo(stage: Stage) -> None:
 
         train_offline(
             model,
-            epochs_of(referenced, cfg.batch_size, cfg.epochs, stage.seed),
+            epochs_of(pairs, cfg.batch_size, cfg.epochs, stage.seed),
             optimizer,
             objective,
             runtime.microbatch_size,
