@@ -29,6 +29,11 @@ def masked_mean(x: Tensor, mask: Tensor) -> Tensor:
     return masked_sum(x, mask) / mask.sum().clamp(min=1)
 
 
+def masked_center(x: Tensor, mask: Tensor) -> Tensor:
+    """x less its mean over counting places; 0 elsewhere."""
+    return torch.where(mask, x - masked_mean(x, mask), 0)
+
+
 def masked_whiten(x: Tensor, mask: Tensor) -> Tensor:
     """(x - mean) / sqrt(variance + 1e-8) over counting places, population variance; 0 elsewhere.
 

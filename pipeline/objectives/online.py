@@ -12,6 +12,21 @@ from pipeline.objectives.terms import Terms
 from pipeline.tensors import masked_sum, safe_exp
 
 
+def policy_gradient(
+    logprobs_BR: Tensor, advantages_BR: Tensor, mask_BR: Tensor, weights_BR: Tensor | None = None
+) -> Terms:
+    """Sum over tokens of -A log p: its gradient is REINFORCE's (Williams 1992).
+
+    Args:
+        weights_BR: factor on each token's term, without gradient; None for ones.
+    """
+    terms_BR = -advantages_BR * logprobs_BR
+    if weights_BR is not None:
+        terms_BR = terms_BR * weights_BR
+    loss_sum = masked_sum(terms_BR, mask_BR)
+    return Terms(loss_sum, {"policy_loss": loss_sum.detach()})
+
+
 def clipped_surrogate(
     logprobs_BR: Tensor,
     old_logprobs_BR: Tensor,
