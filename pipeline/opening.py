@@ -1,8 +1,6 @@
-"""Opening what earlier stages left: the base that `prepare` saw, or none; reward models; what of it is trained."""
+"""Opening what earlier stages left: the base that `prepare` saw, or none; reward models."""
 
 import json
-
-from torch import nn
 
 from pipeline.backbone import Backbone, BaseIdentity
 from pipeline.base_model import fingerprint, public_name
@@ -48,12 +46,3 @@ def open_reward_model(stage: Stage, backbone: Backbone, name: str) -> RewardMode
     folder = stage.input(f"artifacts/{name}")
     backbone.load_adapter(name, folder)
     return RewardModel(backbone, name, load_head(folder, backbone.hidden_size, backbone.device))
-
-
-def train_adapter(stage: Stage, backbone: Backbone, name: str) -> list[nn.Parameter]:
-    """Makes `name` the one trainable adapter, and says how many weights that is: training none can look like training."""
-    parameters = backbone.train(name)
-    count = sum(parameter.numel() for parameter in parameters)
-    stage.tracker.set_tags({"trained_weights": str(count)})
-    console.print(f"{stage.name}: {count:,} weights of adapter {name} are trained", markup=False)
-    return parameters

@@ -86,6 +86,12 @@ class Stage:
         """A bar for the stage's loop."""
         return ProgressBar(self.name, total, self.runtime.log_every)
 
+    def tell_trained(self, sizes: dict[str, int]) -> None:
+        """Says how many weights are trained, by what they belong to: training none can look like training."""
+        counts = ", ".join(f"{count:,} ({name})" for name, count in sizes.items())
+        console.print(f"{self.name}: weights that are trained: {counts}", markup=False)
+        self.tracker.set_tags({f"trained_weights.{name}": str(count) for name, count in sizes.items()})
+
     def log(self, step: int, metrics: dict[str, float]) -> None:
         """One step's figures, to MLflow and to the stage's curves."""
         self.tracker.log_metrics(step, metrics)

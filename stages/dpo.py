@@ -13,7 +13,7 @@ from pipeline.data.prepared import read_pairs
 from pipeline.objectives.offline import dpo as dpo_objective
 from pipeline.objectives.terms import Terms
 from pipeline.offline import train_offline
-from pipeline.opening import open_base, train_adapter
+from pipeline.opening import open_base
 from pipeline.params.dpo import DPOParams
 from pipeline.preferences import PairPolicy, ReferencedPairs, with_reference
 from pipeline.roles import Policy
@@ -40,10 +40,11 @@ def dpo(stage: Stage) -> None:
 
     steps = steps_in(pairs, cfg.batch_size, cfg.epochs)
     optimizer = Optimizer(
-        [ParameterGroup("adapter", train_adapter(stage, backbone, "dpo"), cfg.lr)],
+        [ParameterGroup("adapter", backbone.train("dpo"), cfg.lr)],
         cfg.max_grad_norm,
         cosine_to_tenth(steps, cfg.warmup_share),
     )
+    stage.tell_trained(optimizer.sizes)
     with stage.progress(steps) as bar:
 
         def log(step: int, stats: dict[str, float]) -> None:

@@ -14,7 +14,7 @@ from pipeline.data.prepared import read_demonstrations, read_pairs
 from pipeline.heads import ScalarHead
 from pipeline.objectives.offline import bradley_terry
 from pipeline.offline import train_offline
-from pipeline.opening import open_base, train_adapter
+from pipeline.opening import open_base
 from pipeline.pair_figures import gaps, pair_figures
 from pipeline.params.reward import RewardParams
 from pipeline.roles import RewardModel
@@ -41,9 +41,11 @@ def reward(stage: Stage) -> None:
 
     steps = steps_in(pairs, cfg.batch_size, cfg.epochs)
     groups = [
-        ParameterGroup("adapter", train_adapter(stage, backbone, stage.name), cfg.lr),
+        ParameterGroup("adapter", backbone.train(stage.name), cfg.lr),
         ParameterGroup("head", [head.linear.weight], cfg.head_lr),
     ]
+    optimizer = Optimizer(groups, cfg.max_grad_norm, cosine_to_tenth(steps, cfg.warmup_share))
+    stage.tell_trained(optimizer.sizes)
     with stage.progress(steps) as bar:
 
         def log(step: int, stats: dict[str, float]) -> None:
@@ -53,7 +55,7 @@ def reward(stage: Stage) -> None:
         train_offline(
             model,
             epochs_of(pairs, cfg.batch_size, cfg.epochs, stage.seed),
-            Optimizer(groups, cfg.max_grad_norm, cosine_to_tenth(steps, cfg.warmup_share)),
+            optimizer,
             lambda scores, _: bradley_terry(*scores, cfg.margin, cfg.label_smoothing),
             stage.runtime.microbatch_size,
             dropout=True,
