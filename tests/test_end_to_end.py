@@ -350,7 +350,7 @@ def test_dpo_runs_when_asked_and_stands_beside_ppo(finished: tuple[Path, str]) -
     assert names_this_machine(folder) == []
     table = run(folder, sys.executable, "-m", "pipeline.summary", "dpo").stdout
     assert "  policy  " in table and "  DPO  " in table
-    with edited(folder, {"dpo.beta": 0.2}):
+    with edited(folder, {"dpo.epochs": 2}):
         assert stages_run(run(folder, "dvc", "repro", "--dry").stdout) == []
         planned = run(folder, "dvc", "repro", "--dry", "alternatives/dvc.yaml").stdout
     assert stages_run(planned) == ["alternatives/dvc.yaml:dpo"]
