@@ -31,6 +31,7 @@ def sft(stage: Stage) -> None:
         cfg.max_grad_norm,
         cosine_to_tenth(steps, cfg.warmup_share),
     )
+    stage.tell_trained(optimizer.sizes)
     with stage.progress(steps) as bar:
 
         def log(step: int, stats: dict[str, float]) -> None:

@@ -1,18 +1,20 @@
 """Worked values from ../shared/golden/math.json, computed with loops over plain floats, and a few of its cases by value."""
 
 import json
+import math
 
 import pytest
 import torch
 from conftest import SHARED
 
-from pipeline.advantages import gae
+from pipeline.advantages import gae, group_centered, group_normalized, leave_one_out, reward_to_go
 from pipeline.evaluation import shaped_scores, token_rewards
 from pipeline.objectives.kl import k1, k2, k3
-from pipeline.objectives.offline import bradley_terry
-from pipeline.objectives.online import clipped_surrogate, clipped_value
+from pipeline.objectives.offline import bradley_terry, dpo
+from pipeline.objectives.online import clipped_surrogate, clipped_value, policy_gradient
 from pipeline.tensors import (
     length_mask,
+    masked_center,
     masked_sum,
     masked_whiten,
     safe_exp,
@@ -21,13 +23,17 @@ from pipeline.tensors import (
 )
 
 FILE = SHARED / "golden" / "math.json"
-GOLDEN = json.loads(FILE.read_text()) if FILE.is_file() else {"ppo": [], "reward_pairs": []}
+GOLDEN = json.loads(FILE.read_text()) if FILE.is_file() else {"ppo": [], "groups": [], "reward_pairs": [], "dpo": []}
 needs_file = pytest.mark.skipif(not FILE.is_file(), reason="../shared/golden is not beside this checkout")
 
 
 def close(actual: torch.Tensor | float, expected: list | float) -> None:
     actual = torch.as_tensor(actual, dtype=torch.float64)
     torch.testing.assert_close(actual, torch.tensor(expected, dtype=torch.float64), rtol=1e-5, atol=1e-5)
+
+
+def sizes(rows: list[list]) -> tuple[int, int]:
+    return len(rows), len(rows[0])
 
 
 class Case:
@@ -89,6 +95,9 @@ def test_ppo_case(content: dict) -> None:
     close(
         gae(rewards_BR, values_BR, mask_BR, raw["gamma"], raw["lam"], bootstrap_B)[0], want["advantages_bootstrapped"]
     )
+    to_go_BR = reward_to_go(rewards_BR, mask_BR, raw["gamma"])
+    close(to_go_BR, want["reward_to_go"])
+    close(masked_center(to_go_BR, mask_BR), want["reward_to_go_minus_batch_mean"])
     whitened_BR = masked_whiten(advantages_BR, mask_BR)
     close(whitened_BR, want["whitened_advantages"])
 
@@ -108,6 +117,15 @@ def test_ppo_case(content: dict) -> None:
 
 
 @needs_file
+@pytest.mark.parametrize("group", GOLDEN["groups"], ids=lambda group: "x".join(map(str, sizes(group["rewards"]))))
+def test_group(group: dict) -> None:
+    rewards_PG = torch.tensor(group["rewards"])
+    close(leave_one_out(rewards_PG), group["rloo"])
+    close(group_normalized(rewards_PG), group["grpo"])
+    close(group_centered(rewards_PG), group["grpo_without_std"])
+
+
+@needs_file
 @pytest.mark.parametrize(
     "pair", GOLDEN["reward_pairs"], ids=lambda pair: f"{pair['chosen']:.1f}_{pair['rejected']:.1f}"
 )
@@ -117,6 +135,58 @@ def test_reward_pair(pair: dict) -> None:
     terms.loss_sum.backward()
     close(terms.loss_sum.detach(), pair["loss"])
     close(chosen_B.grad[0], pair["grad_chosen"])
+
+
+def test_reward_pair_with_smoothing_by_hand() -> None:
+    """Gap 1, margin 0.5, e = 0.1: x = 0.5; 0.9 * 0.474077 + 0.1 * 0.974077. The gradient is sigmoid(x) - 0.9."""
+    chosen_B, rejected_B = torch.tensor([1.5], requires_grad=True), torch.tensor([0.5])
+    terms = bradley_terry(chosen_B, rejected_B, margin=0.5, label_smoothing=0.1)
+    terms.loss_sum.backward()
+    close(terms.loss_sum.detach(), 0.524077)
+    close(chosen_B.grad, [0.622459 - 0.9])
+    assert float(terms.sums["accuracy"]) == 1
+
+
+def test_smoothing_stops_pulling_where_the_odds_are_met() -> None:
+    """At e = 0.2 the loss is least at a gap of ln(0.8 / 0.2) = ln 4, and its gradient 0."""
+    chosen_B = torch.tensor([4.0]).log().requires_grad_()
+    bradley_terry(chosen_B, torch.zeros(1), label_smoothing=0.2).loss_sum.backward()
+    close(chosen_B.grad, [0.0])
+
+
+@needs_file
+@pytest.mark.parametrize("pair", GOLDEN["reward_pairs"], ids=lambda pair: f"{pair['chosen']:g}-{pair['rejected']:g}")
+def test_without_smoothing_no_bit_differs(pair: dict) -> None:
+    """The default is -log sigmoid and nothing else, in loss and gradient, to the bit."""
+    grads = []
+    for smoothed in (False, True):
+        chosen_B = torch.tensor([pair["chosen"]], requires_grad=True)
+        gap_B = chosen_B - torch.tensor([pair["rejected"]]) - pair["margin"]
+        loss = torch.nn.functional.softplus(-gap_B).sum()
+        if smoothed:
+            loss = bradley_terry(chosen_B, torch.tensor([pair["rejected"]]), pair["margin"], 0.0).loss_sum
+        loss.backward()
+        grads.append((float(loss.detach()), float(chosen_B.grad)))
+    assert grads[0] == grads[1]
+
+
+@needs_file
+@pytest.mark.parametrize("pair", GOLDEN["dpo"], ids=lambda pair: f"{pair['beta']}_{pair['loss']:.2f}")
+def test_dpo_pair(pair: dict) -> None:
+    """The gradient of the chosen answer's log-probability: beta * ((1 - e) * (sigmoid(margin) - 1) + e * sigmoid(margin))."""
+    names = ("policy_chosen", "policy_rejected", "ref_chosen", "ref_rejected")
+    logprobs = [torch.tensor([pair[name]], requires_grad=name == "policy_chosen") for name in names]
+    terms = dpo(*logprobs, pair["beta"], pair["label_smoothing"])
+    close(terms.loss_sum.detach(), pair["loss"])
+    close(terms.sums["reward_chosen"], pair["chosen_reward"])
+    close(terms.sums["reward_rejected"], pair["rejected_reward"])
+    margin = pair["chosen_reward"] - pair["rejected_reward"]
+    close(terms.sums["margin"], margin)
+    close(terms.sums["accuracy"], float(margin > 0))
+    terms.loss_sum.backward()
+    right = 1 / (1 + math.exp(-margin))
+    smoothing = pair["label_smoothing"]
+    close(logprobs[0].grad, [pair["beta"] * ((1 - smoothing) * (right - 1) + smoothing * right)])
 
 
 def test_gae_of_one_reward_at_the_end_by_hand() -> None:
@@ -141,6 +211,39 @@ def test_padding_cannot_leak_into_advantages_even_as_nan() -> None:
     advantages_BR, returns_BR = gae(rewards_BR, values_BR, torch.tensor([[True, False], [True, True]]), 1.0, 1.0)
     close(advantages_BR, [[0.75, 0.0], [1.0, 1.0]])
     close(returns_BR, [[1.0, 0.0], [1.0, 1.0]])
+
+
+def test_reward_to_go_by_hand() -> None:
+    """r = (1, 0, 4), gamma 0.5: 1 + 0.5 * 2, 0.5 * 4, 4; with 8 still to come after the last token: 3, 4, 8."""
+    rewards_BR, mask_BR = torch.tensor([[1.0, 0, 4]]), torch.ones(1, 3).bool()
+    close(reward_to_go(rewards_BR, mask_BR, 0.5), [[2.0, 2.0, 4.0]])
+    close(reward_to_go(rewards_BR, mask_BR, 0.5, bootstrap_B=torch.tensor([8.0])), [[3.0, 4.0, 8.0]])
+
+
+def test_groups_by_hand() -> None:
+    """Rewards (1, 2, 6): mean 3, std sqrt((4 + 1 + 9) / 3) = 2.160247; the means of the others are 4, 3.5 and 1.5."""
+    rewards_PG = torch.tensor([[1.0, 2.0, 6.0]])
+    close(leave_one_out(rewards_PG), [[-3.0, -1.5, 4.5]])
+    close(group_centered(rewards_PG), [[-2.0, -1.0, 3.0]])
+    close(group_normalized(rewards_PG), [[-0.9258197, -0.4629098, 1.3887295]])
+
+
+@pytest.mark.parametrize("rewards", [[[5.0]], [[0.1, 0.1, 0.1]]], ids=["one answer", "equal answers"])
+def test_a_group_without_spread_is_finite_and_zero(rewards: list) -> None:
+    """Report huggingface/trl#4662."""
+    rewards_PG = torch.tensor(rewards)
+    for estimate in (leave_one_out, group_centered, group_normalized):
+        close(estimate(rewards_PG), torch.zeros_like(rewards_PG).tolist())
+
+
+def test_policy_gradient_by_hand() -> None:
+    """A = (2, -1), log p = (-0.5, -3), weights (1, 0.5): 1 - 1.5 = -0.5; d/d logp = -A w = (-2, 0.5)."""
+    logprobs_BR = torch.tensor([[-0.5, -3.0, 7.0]], requires_grad=True)
+    mask_BR = torch.tensor([[True, True, False]])
+    terms = policy_gradient(logprobs_BR, torch.tensor([[2.0, -1.0, 9.0]]), mask_BR, torch.tensor([[1.0, 0.5, 1.0]]))
+    terms.loss_sum.backward()
+    close(terms.loss_sum.detach(), -0.5)
+    close(logprobs_BR.grad, [[-2.0, 0.5, 0.0]])
 
 
 def test_clipped_surrogate_by_hand() -> None:
