@@ -8,7 +8,7 @@ import torch
 
 from pipeline.backbone import Backbone
 from pipeline.data.examples import sequences
-from pipeline.heads import ScalarHead
+from pipeline.heads import ScalarHead, reward_head
 from pipeline.roles import RewardModel
 from pipeline.weights import load_head, save_head
 
@@ -51,11 +51,11 @@ def test_the_head_is_a_float32_linear_that_is_trained(make_backbone: Callable[..
     """Report unslothai/unsloth#5027: on a 4-bit base too. Its spread is 1 / sqrt(H + 1), so that scores start near 1."""
     backbone = make_backbone(adapters=("reward",), quantization="nf4")
     torch.manual_seed(1)
-    head = ScalarHead(4095, std=4096**-0.5)
+    head = reward_head(4095)
     assert type(head.linear) is torch.nn.Linear and head.linear.weight.dtype == torch.float32
-    assert float(head.linear.weight.std()) == pytest.approx(1 / 64, rel=0.05)
+    assert float(head.linear.weight.detach().std()) == pytest.approx(1 / 64, rel=0.05)
     assert head.linear.bias.tolist() == [0.0]
-    head = ScalarHead(backbone.hidden_size, std=0.1)
+    head = reward_head(backbone.hidden_size)
     with backbone.training(dropout=False):
         RewardModel(backbone, "reward", head).score(ROWS).sum().backward()
     assert float(head.linear.weight.grad.abs().min()) > 0
