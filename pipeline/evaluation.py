@@ -15,6 +15,7 @@ from pipeline.errors import TrainingError
 from pipeline.objectives.kl import ESTIMATORS, k1, k3
 from pipeline.params.ppo import PPOParams
 from pipeline.roles import Policy
+from pipeline.statistics import distinct_n
 from pipeline.tensors import masked_mean, safe_exp
 
 WEIGHT_LIMIT = 2.0  # a token that the sampler thought unlikely counts at most this often
@@ -113,6 +114,8 @@ def summarize(experience: Experience) -> dict[str, float]:
     returns, values = experience.returns_BR[mask_BR], experience.values_BR[mask_BR]
     lengths = experience.response_lengths_B.float()
     scores = experience.scores_B
+    answers = [ids[:length].tolist() for ids, length in zip(experience.response_ids_BR, lengths.int(), strict=True)]
+    end_token_only_B = (experience.response_lengths_B == 1) & ~experience.truncated_B
     unexplained = float((returns - values).var(correction=0) / returns.var(correction=0).clamp(min=1e-8))
     return {
         "score_mean": float(scores.mean()),
@@ -126,12 +129,15 @@ def summarize(experience: Experience) -> dict[str, float]:
         "entropy": float(masked_mean(experience.entropies_BR, mask_BR)),
         "advantage_mean": float(raw_advantages.mean()),
         "advantage_std": float(raw_advantages.std(correction=0)),
+        "advantage_positive_share": float((raw_advantages > 0).float().mean()),
         "advantages_without_spread": float(bool((raw_advantages == raw_advantages[0]).all())),
         "explained_variance": 1 - unexplained,
         "length_mean": float(lengths.mean()),
         "length_p10": float(lengths.quantile(0.1)),
         "length_p90": float(lengths.quantile(0.9)),
         "end_token_rate": 1 - float(experience.truncated_B.float().mean()),
+        "end_token_only_rate": float(end_token_only_B.float().mean()),
+        "distinct_2": distinct_n(answers, 2),
         "sampler_gap_max": float(gap_BR.abs().max()),
     }
 

@@ -239,6 +239,29 @@ def test_rewards_sum_to_score_less_kl(make_backbone: Callable[..., Backbone]) ->
     assert float(last_B.min()) > 0
 
 
+def test_the_raw_figures_that_health_rules_read(make_backbone: Callable[..., Backbone]) -> None:
+    """Report hiyouga/LLaMA-Factory#803: the share of bare end tokens is logged; pairs of tokens and signs of advantages, by hand."""
+    world = World(make_backbone, ppo_params(missing_eos_penalty=0.0))
+    answers = [[2], [32], [7, 7, 7, 2], [7, 7, 9], [9]]  # the last two are cut
+    tokens = sequences([([5, 6], answer) for answer in answers])
+    rollout = replace(
+        generate(world.policy, PROMPTS[:5], SAMPLING, step=0),
+        tokens_BT=tokens.tokens_BT,
+        prompt_lengths_B=tokens.prompt_lengths_B,
+        response_lengths_B=tokens.response_lengths_B,
+        behaviour_logprobs_BR=torch.zeros(5, 4),
+        truncated_B=torch.tensor([False, False, False, True, True]),
+    )
+    experience = evaluate(
+        rollout, world.policy, world.reference, lambda rows: lengths_B(rows) - 2, ppo(world.cfg), world.cfg, 8
+    )
+    figures = summarize(experience)
+    assert figures["end_token_only_rate"] == pytest.approx(2 / 5)
+    assert figures["distinct_2"] == pytest.approx(3 / 5)  # 77 77 72 | 77 79: three of five differ
+    # KL and values are 0, so an advantage has the sign of its answer's score: plus for the 4 + 3 tokens of the long ones
+    assert figures["advantage_positive_share"] == pytest.approx(7 / 10)
+
+
 @pytest.mark.parametrize("what", ["score", "policy"])
 def test_a_score_or_logprob_that_is_not_finite_stops_before_the_update(
     make_backbone: Callable[..., Backbone], what: str
