@@ -40,6 +40,7 @@ LAYERS = [
         "pipeline.statistics",
         "pipeline.lineage",
         "pipeline.tracking",
+        "pipeline.health",
     ],
     [
         "pipeline.tensors",

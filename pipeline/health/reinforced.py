@@ -1,0 +1,313 @@
+"""Rules of the online loop. They read raw scores and raw advantages: whitening would hide what is wrong with them.
+
+A look's docstring says when it speaks, and why the limit is where it is. "At the start" is the first iteration, whose
+answers are the SFT model's; "lately" is the mean of the last three iterations.
+"""
+
+from pipeline.health.curve import RECENT, Curve, Row, always, first, last, mean, recent, rise, values
+from pipeline.health.findings import Rule
+
+ITERATIONS = 8  # before a score is called flat
+WINDOW = 10  # iterations compared at either end, at most
+KL_MOVED = 1.0  # nats per answer
+KL_AT_START = 0.01  # nats per answer
+KL_NEGATIVE = -1.0  # nats per answer
+KL_JUMP = 0.15  # nats per token
+KL_FAR = 25.0  # nats per answer
+SPREAD = 0.1  # of scores
+FEW_POSITIVE = 0.05
+BARE_ENDS = 0.1
+CUT_MORE = 0.3
+CLIPPED = 0.3
+WORSE_THAN_A_CONSTANT = -0.1
+CRITIC_ROWS = 5
+
+
+def kl_at_start(curve: Curve) -> str | None:
+    """KL to the reference before the first update is not 0.
+
+    Policy and reference start with equal weights and are scored in passes of one shape: the log-ratio is exactly 0, in any
+    precision. 0.01 nats an answer is beyond what rounding could ever do.
+    """
+    start = first(curve, "kl_per_sequence_k1")
+    if curve[-1].get("step") == 0 and abs(start) > KL_AT_START:
+        return f"KL to the SFT model is {start:.3g} nats per answer before the first update"
+    return None
+
+
+def kl_negative(curve: Curve) -> str | None:
+    """k1 is below -1 nat per answer.
+
+    Report huggingface/trl#487. KL is never negative, and its estimate from honest samples hardly: at a true KL of k nats one answer's k1 has a standard
+    deviation of about sqrt(2 k), so that with 32 answers -1 lies eight standard errors or more away, whatever k.
+    """
+    kl = last(curve, "kl_per_sequence_k1")
+    return f"KL to the SFT model reads {kl:.3g} nats per answer" if kl < KL_NEGATIVE else None
+
+
+def kl_spike(curve: Curve) -> str | None:
+    """KL per token is twice that of each of the three iterations before, and 0.15 nats above them.
+
+    In the demo it grows by at most 0.12 nats in one iteration, and that from a level where it does not double.
+    """
+    before, now = values(curve[:-1][-RECENT:], "kl_per_token_k1"), last(curve, "kl_per_token_k1")
+    if before and all(now > 2 * kl and now > kl + KL_JUMP for kl in before):
+        return f"KL to the SFT model jumped from {before[-1]:.3g} to {now:.3g} nats per token in one iteration"
+    return None
+
+
+def over_optimisation(curve: Curve) -> str | None:
+    """The score is above its start while KL is lately above 25 nats per answer.
+
+    The usual target of an adaptive coefficient is 6 nats (Ziegler et al. 2019), and the demo keeps no policy beyond 15. Farther out
+    a reward model's score goes on rising while people's judgement falls (Stiennon et al. 2020, section 4.3; Gao et al. 2023).
+    """
+    kl, before, now = recent(curve, "kl_per_sequence_k1"), first(curve, "score_mean"), recent(curve, "score_mean")
+    if kl > KL_FAR and now > before:
+        return f"score rose from {before:.3g} to {now:.3g} at {kl:.3g} nats per answer from the SFT model"
+    return None
+
+
+def policy_still(curve: Curve) -> str | None:
+    """After 8 iterations the score has not risen beyond noise, and KL is lately below 1 nat per answer.
+
+    Noise is two standard errors of the difference between the first and the last iterations, at most 10 of each. Taking the
+    best of 8 answers costs 1.2 nats and gains 1.4 standard deviations of score: below 1 nat a policy has hardly tried.
+    """
+    flat, kl = _flat(curve), recent(curve, "kl_per_sequence_k1")
+    return f"{flat}, and the policy is {kl:.2g} nats per answer from the SFT model" if flat and kl < KL_MOVED else None
+
+
+def score_flat(curve: Curve) -> str | None:
+    """After 8 iterations the score has not risen beyond noise, although KL is lately 1 nat per answer or more.
+
+    As for `policy-still`: a nat should have bought a standard deviation of score.
+    """
+    flat, kl = _flat(curve), recent(curve, "kl_per_sequence_k1")
+    return f"{flat}, at {kl:.3g} nats per answer from the SFT model" if flat and kl >= KL_MOVED else None
+
+
+def scores_without_spread(curve: Curve) -> str | None:
+    """In the last three iterations the standard deviation of raw scores is below 0.1, and the score has not risen by ten times that.
+
+    Scores are log-odds: answers that differ by 0.14, as two with that deviation do, are preferred to one another 53 to 47.
+    Where the score has risen, it may be that the best one is reached. Or: all raw advantages of an iteration are equal.
+    """
+    spreads, risen = always(curve, "score_std"), recent(curve, "score_mean") - first(curve, "score_mean")
+    if all(spread < SPREAD for spread in spreads) and not risen > 10 * SPREAD:
+        return f"scores of different answers differ by {mean(spreads):.2g} (standard deviation), around {last(curve, 'score_mean'):.3g}"
+    if last(curve, "advantages_without_spread") == 1:
+        return "all raw advantages of this iteration are equal"
+    return None
+
+
+def advantages_negative(curve: Curve) -> str | None:
+    """In the last three iterations less than 5% of the tokens have a raw advantage above 0.
+
+    A critic that knows the mean leaves about half above. Whitening shifts them, so the update still has both signs, but
+    what it calls good is then only the less bad. Two iterations are granted to a value head that starts at 0.
+    """
+    shares = always(curve, "advantage_positive_share")
+    if all(share < FEW_POSITIVE for share in shares):
+        mid = last(curve, "advantage_mean")
+        return f"{shares[-1]:.0%} of the raw advantages are above 0 (mean {mid:.3g}) for {RECENT} iterations"
+    return None
+
+
+def repeated_text(curve: Curve) -> str | None:
+    """Different pairs of tokens among all of a rollout are lately less than 0.6 of the share at the start.
+
+    The share falls by itself as answers grow: with twice the tokens to about 0.8. In the demo it moves by 2%.
+    """
+    before, now = first(curve, "distinct_2"), recent(curve, "distinct_2")
+    return f"distinct pairs of tokens fell from {before:.0%} to {now:.0%}" if now < 0.6 * before else None
+
+
+def length_collapse(curve: Curve) -> str | None:
+    """Answers are lately less than half as long as at the start, or one in ten is a bare end token, twice the share at the start.
+
+    Reports huggingface/trl#522 and hiyouga/LLaMA-Factory#803. In the demo, whose chosen answers are brief, they shrink to 0.77.
+    """
+    before, now = first(curve, "length_mean"), recent(curve, "length_mean")
+    bare_before, bare = first(curve, "end_token_only_rate"), recent(curve, "end_token_only_rate")
+    if now < before / 2 or bare > max(BARE_ENDS, 2 * bare_before):
+        ends = f", {bare:.0%} of them a bare end token" if bare > 0 else ""
+        return f"answers have {now:.3g} tokens, {before:.3g} at the start{ends}"
+    return None
+
+
+def length_blow_up(curve: Curve) -> str | None:
+    """Answers are lately twice as long as at the start, or 30 points more of them are cut.
+
+    In the demo they grow to 1.17 on the way, and 11 points more are cut. Where the limit leaves no room for twice the length,
+    the cut ones tell.
+    """
+    before, now = first(curve, "length_mean"), recent(curve, "length_mean")
+    cut_before, cut = 1 - first(curve, "end_token_rate"), 1 - recent(curve, "end_token_rate")
+    if now > 2 * before or cut > cut_before + CUT_MORE:
+        return f"answers have {now:.3g} tokens, {before:.3g} at the start; {cut:.0%} are cut, {cut_before:.0%} at the start"
+    return None
+
+
+def answers_cut(curve: Curve) -> str | None:
+    """At the first iteration more than half of the answers are cut.
+
+    An SFT model that has seen answers end ends its own: 85 to 97% in the demo.
+    """
+    cut = 1 - first(curve, "end_token_rate")
+    return f"{cut:.0%} of the SFT model's answers are cut before they end" if cut > 0.5 else None
+
+
+def entropy_collapse(curve: Curve) -> str | None:
+    """Entropy per token is lately below a quarter of that at the start.
+
+    Learning lowers it, in the demo to 0.61. At a quarter, rollouts of one prompt are nearly all the same answer.
+    """
+    before, now = first(curve, "entropy"), recent(curve, "entropy")
+    return f"entropy fell from {before:.3g} to {now:.2g} nats per token" if now < before / 4 else None
+
+
+def clipping(curve: Curve) -> str | None:
+    """Lately more than 30% of the tokens are clipped.
+
+    A clipped token gives no gradient. Working runs clip a few percent to a fifth, the demo 5 to 8%.
+    """
+    share = recent(curve, "clip_fraction")
+    return f"{share:.0%} of the tokens are clipped" if share > CLIPPED else None
+
+
+def updates_cut_short(curve: Curve) -> str | None:
+    """Lately `ppo.stop_kl` leaves out more than half of the optimizer steps.
+
+    As a brake now and then it is meant to act; where it always does, most of each rollout is thrown away.
+    """
+    taken, skipped = recent(curve, "update_steps"), recent(curve, "update_steps_skipped")
+    if skipped > taken:
+        return f"{skipped / (taken + skipped):.0%} of the optimizer steps are left out, as the policy moves too far before them"
+    return None
+
+
+def critic_misleads(curve: Curve) -> str | None:
+    """In each of the last five iterations the explained variance of returns is below -0.1.
+
+    0 is what a constant reaches, and where a value head starts; a tenth is left to noise.
+    """
+    explained = always(curve, "explained_variance", CRITIC_ROWS)
+    if all(share < WORSE_THAN_A_CONSTANT for share in explained):
+        return f"explained variance {explained[-1]:.2g}, below 0 for {CRITIC_ROWS} iterations"
+    return None
+
+
+def _flat(curve: Curve) -> str | None:
+    """That the score has not risen, with the numbers. Iterations in which the critic warms up alone do not count."""
+    moving: list[Row] = [row for row in curve if "policy_loss" in row]
+    size = min(len(moving) // 2, WINDOW)
+    if len(moving) < ITERATIONS:
+        return None
+    before, after = values(moving[:size], "score_mean"), values(moving[-size:], "score_mean")
+    risen, error = rise(before, after)
+    if risen <= 2 * error:
+        return f"mean score {mean(before):.3g} in the first {size} iterations, {mean(after):.3g} in the last {size}"
+    return None
+
+
+RULES = (
+    Rule(
+        "kl-at-start",
+        kl_at_start,
+        "The reference is not the model that the policy starts from, or the two are computed in different ways.",
+        "Set base.quantization to none and base.dtype to float32 and run again; if it stays, the code is at fault: report it.",
+    ),
+    Rule(
+        "kl-negative",
+        kl_negative,
+        "Answers are not samples of the policy: padding counts as text, or sampling and scoring differ.",
+        "Set ppo.old_logprobs to recompute and ppo.temperature to 1.0; if it stays, report it.",
+    ),
+    Rule(
+        "kl-spike",
+        kl_spike,
+        "One update has thrown the policy far: the learning rate is too high, or a few advantages are huge.",
+        "Divide ppo.lr by 3, or set ppo.stop_kl to 0.05; if scores have outliers, lower ppo.score_clip to 5.",
+    ),
+    Rule(
+        "over-optimisation",
+        over_optimisation,
+        "The policy is finding what the reward model is wrong about: the score rises, the answers need not be better.",
+        "Double ppo.kl_coef, or halve ppo.iterations; keep ppo.keep at best. plots/overoptimisation.tsv has the judge's view.",
+    ),
+    Rule(
+        "policy-still",
+        policy_still,
+        "The updates are too small to be seen yet: a learning rate meant for full fine-tuning, few steps, or a high price of KL.",
+        "Multiply ppo.lr by 3 (LoRA wants 1e-4 to 1e-3), or double ppo.iterations; if ppo.kl_coef is above 0.1, set it to 0.03.",
+    ),
+    Rule(
+        "score-flat",
+        score_flat,
+        "The policy moves, but not toward the score: advantages are mostly noise, or the score does not depend on the answer.",
+        "Double ppo.rollout_size and ppo.minibatch_size; if that does not help, look whether the reward model beats its "
+        "baselines in metrics/reward.json.",
+    ),
+    Rule(
+        "scores-without-spread",
+        scores_without_spread,
+        "The reward model cannot tell the answers apart, or all answers have become the same.",
+        "Multiply reward.lr by 3, or raise reward.epochs by 1, until it beats its baselines in metrics/reward.json; if distinct_2 has "
+        "fallen too, double ppo.kl_coef.",
+    ),
+    Rule(
+        "advantages-negative",
+        advantages_negative,
+        "The critic expects more than any answer gets: it is too slow for scores far below 0, or a penalty falls on every answer.",
+        "Set ppo.critic_warmup to 2 and double ppo.value_lr; if most answers are cut, see answers-cut.",
+    ),
+    Rule(
+        "repeated-text",
+        repeated_text,
+        "The reward model likes a phrase, and the policy says it over and over, or says the same to every prompt.",
+        "Double ppo.kl_coef, and halve ppo.lr.",
+    ),
+    Rule(
+        "length-collapse",
+        length_collapse,
+        "The reward model prefers short answers, and ending at once is the quickest way to please it.",
+        "Double ppo.kl_coef; set ppo.gamma to 1.0 if it is below; if length alone ranks the pairs in metrics/reward.json, mend the pairs.",
+    ),
+    Rule(
+        "length-blow-up",
+        length_blow_up,
+        "The reward model prefers long answers, or the policy has unlearnt to end.",
+        "Double ppo.missing_eos_penalty and ppo.kl_coef; if length alone ranks the pairs in metrics/reward.json, mend the pairs.",
+    ),
+    Rule(
+        "answers-cut",
+        answers_cut,
+        "The limit is shorter than the answers that SFT was taught, or SFT has not learnt to end them.",
+        "Double tokens.max_response, or raise sft.epochs by 1.",
+    ),
+    Rule(
+        "entropy-collapse",
+        entropy_collapse,
+        "The policy has settled on one answer to each prompt and no longer explores: steps too large, or KL too cheap.",
+        "Halve ppo.lr, and double ppo.kl_coef.",
+    ),
+    Rule(
+        "clipping",
+        clipping,
+        "Within one rollout the policy moves too far: too large steps, or too many of them.",
+        "Halve ppo.lr, or set ppo.epochs to 1.",
+    ),
+    Rule(
+        "updates-cut-short",
+        updates_cut_short,
+        "The learning rate is too high for the limit on KL within one update.",
+        "Halve ppo.lr, or set ppo.epochs to 1; leave ppo.stop_kl where it is.",
+    ),
+    Rule(
+        "critic-misleads",
+        critic_misleads,
+        "The value head's predictions are worse than none: its learning rate is too high, or the scores have changed under it.",
+        "Divide ppo.value_lr by 3, or set ppo.critic_warmup to 2; if ppo.clip_value is far below the scores' spread, raise it to 1.0.",
+    ),
+)
