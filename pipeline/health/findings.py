@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pipeline.health.curve import Curve, Row
 
 CALM = 3  # steps without it, after which a finding that returns is news again; fewer, and a figure at its limit would flicker
-KEY = re.compile(r"[a-z]+(?:\.[a-z_]+)+")  # ppo.lr, data.split.ppo
+KEY = re.compile(r"(?<!/)\b[a-z]+(?:\.[a-z_]+)+")  # ppo.lr, data.split.ppo
 
 
 @dataclass(frozen=True)

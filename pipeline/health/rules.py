@@ -2,9 +2,10 @@
 
 from collections.abc import Mapping
 
+from pipeline.health.answers import RULES as ANSWERS
 from pipeline.health.curve import Curve, Row
 from pipeline.health.findings import Finding, Watcher
-from pipeline.health.reinforced import RULES as REINFORCED
+from pipeline.health.learning import RULES as LEARNING
 from pipeline.health.supervised import ACCURACY_AT_CHANCE, BEHIND_BASELINE, LOSS_RISES, NO_GAIN, NOT_FINITE
 
 RANKING = (NOT_FINITE, LOSS_RISES, ACCURACY_AT_CHANCE)
@@ -12,7 +13,7 @@ STEP_RULES = {
     "sft": (NOT_FINITE, LOSS_RISES),
     "reward": RANKING,
     "judge": RANKING,
-    "ppo": (NOT_FINITE, *REINFORCED),
+    "ppo": (NOT_FINITE, *LEARNING, *ANSWERS),
 }
 RESULT_RULES = {"sft": (NO_GAIN,), "reward": (BEHIND_BASELINE,), "judge": (BEHIND_BASELINE,)}
 
