@@ -89,9 +89,10 @@ def score_flat(curve: Curve) -> str | None:
 
 
 def scores_without_spread(curve: Curve) -> str | None:
-    """In the last three iterations the standard deviation of raw scores is below 0.1, or all raw advantages are equal.
+    """In the last three iterations the standard deviation of raw scores is below 0.1, or lately more than half of the answers have no advantage.
 
     Scores are log-odds: answers that differ by 0.14, as two with that deviation do, are preferred to one another 53 to 47.
+    With rloo and grpo the answers to one prompt may all score alike; where that is the rule, most of a rollout is in vain.
     Where the score has risen by more than its standard deviation at the start, nothing is said: the best score may be reached.
     """
     if recent(curve, "score_mean") - first(curve, "score_mean") > max(SPREAD, first(curve, "score_std")):
@@ -100,9 +101,12 @@ def scores_without_spread(curve: Curve) -> str | None:
     if all(spread < SPREAD for spread in spreads):
         middle = last(curve, "score_mean")
         return f"the standard deviation of the answers' scores is {mean(spreads):.2g}, around a mean of {middle:.3g}"
-    if last(curve, "advantages_without_spread") == 1:
-        return "all raw advantages of this iteration are equal"
-    return None
+    idle = recent(curve, "answers_without_advantage")
+    return (
+        f"{idle:.0%} of the answers are worth no more and no less than what they are compared with"
+        if idle > 0.5
+        else None
+    )
 
 
 def advantages_negative(curve: Curve) -> str | None:
@@ -133,7 +137,7 @@ def updates_cut_short(curve: Curve) -> str | None:
     As a brake now and then it is meant to act; where it always does, most of each rollout is thrown away.
     """
     taken, skipped = recent(curve, "update_steps"), recent(curve, "update_steps_skipped")
-    if skipped > taken:
+    if skipped > taken >= 0:
         share = skipped / (taken + skipped)
         return f"{share:.0%} of the optimizer steps are left out, as the policy moves too far before them"
     return None
@@ -174,7 +178,7 @@ RULES = (
         "kl-negative",
         kl_negative,
         "Answers are not samples of the policy: padding counts as text, or sampling and scoring differ.",
-        "Set ppo.old_logprobs to recompute and ppo.temperature to 1.0; if it stays, report it.",
+        "If ppo.old_logprobs is not recompute, or ppo.temperature not 1, make them so; if it stays, report it.",
     ),
     Rule(
         "kl-spike",
@@ -186,14 +190,14 @@ RULES = (
         "over-optimisation",
         over_optimisation,
         "The policy is finding what the reward model is wrong about: the score rises, the answers need not be better.",
-        "Double ppo.kl_coef, or halve ppo.iterations, and set ppo.keep to best; plots/overoptimisation.tsv has the judge's "
-        "view.",
+        "Double ppo.kl_coef, or halve ppo.iterations; if ppo.keep is last, set it to best, which keeps a nearer policy. "
+        "plots/overoptimisation.tsv has the judge's view.",
     ),
     Rule(
         "policy-still",
         policy_still,
         "The updates are too small: a learning rate meant for full fine-tuning, few steps, or a high price of KL.",
-        "Multiply ppo.lr by 3 (LoRA wants 1e-4 to 1e-3), or double ppo.iterations; set ppo.kl_coef to at most 0.1.",
+        "Multiply ppo.lr by 3 (LoRA wants 1e-4 to 1e-3), or double ppo.iterations; if ppo.kl_coef is above 0.1, halve it.",
     ),
     Rule(
         "score-flat",
@@ -213,19 +217,20 @@ RULES = (
         "advantages-negative",
         advantages_negative,
         "The critic expects more than any answer gets: scores lie far below 0, or a penalty falls on every answer.",
-        "Set ppo.critic_warmup to 2 and double ppo.value_lr; if most answers are cut, see answers-cut.",
+        "Set ppo.critic_warmup to 2 and double ppo.value_lr (with reinforce, set ppo.baseline to batch_mean); if most answers "
+        "are cut, see answers-cut.",
     ),
     Rule(
         "clipping",
         clipping,
         "Within one rollout the policy moves too far: too large steps, or too many of them.",
-        "Halve ppo.lr, or set ppo.epochs to 1.",
+        "Halve ppo.lr; if ppo.epochs is above 1, lower it.",
     ),
     Rule(
         "updates-cut-short",
         updates_cut_short,
         "The learning rate is too high for the limit on KL within one update.",
-        "Halve ppo.lr, or set ppo.epochs to 1; leave ppo.stop_kl where it is.",
+        "Halve ppo.lr; if ppo.epochs is above 1, lower it; leave ppo.stop_kl where it is.",
     ),
     Rule(
         "critic-misleads",
