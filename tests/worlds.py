@@ -8,7 +8,7 @@ import torch
 from conftest import LORA, ROOT
 from torch import Tensor, nn
 
-from pipeline.algorithms import ppo
+from pipeline.algorithms import algorithm_of
 from pipeline.backbone import Backbone
 from pipeline.batch import Experience, Rollout
 from pipeline.data.examples import Prompt
@@ -122,7 +122,9 @@ class World:
 
     def evaluate(self, rollout: Rollout, microbatch_size: int) -> Experience:
         """Beat 2."""
-        return evaluate(rollout, self.policy, self.reference, self.score, ppo(self.cfg), self.cfg, microbatch_size)
+        return evaluate(
+            rollout, self.policy, self.reference, self.score, algorithm_of(self.cfg), self.cfg, microbatch_size
+        )
 
     def experience(self, microbatch_size: int) -> Experience:
         """Beats 1 and 2."""
@@ -132,13 +134,13 @@ class World:
         """Beat 3."""
         plan = UpdatePlan(self.cfg.epochs, self.cfg.minibatch_size, microbatch_size, self.cfg.stop_kl)
         with self.backbone.training(dropout=False):
-            return update(self.policy, self.optimizer, experience, ppo(self.cfg).objective, plan, seed=1)
+            return update(self.policy, self.optimizer, experience, algorithm_of(self.cfg).objective, plan, seed=1)
 
     def gradients(self, experience: Experience, microbatch_size: int) -> list[Tensor]:
         """Of the whole experience as one minibatch: the adapter's parameters first, then the head's; no step is taken."""
         self.optimizer.zero_grad()
         with self.backbone.training(dropout=False):
-            accumulate(self.policy, experience, ppo(self.cfg).objective, microbatch_size)
+            accumulate(self.policy, experience, algorithm_of(self.cfg).objective, microbatch_size)
         return [parameter.grad.clone() for group in self.optimizer.groups for parameter in group.parameters]
 
     def train(self, iterations: int, log: Callable = lambda *_: None, watch: Callable = lambda _: None) -> None:
@@ -149,7 +151,7 @@ class World:
             self.score,
             [self.prompts] * iterations,
             self.optimizer,
-            ppo(self.cfg),
+            algorithm_of(self.cfg),
             self.cfg,
             self.sampling,
             self.microbatch_size,
