@@ -21,15 +21,17 @@ from pipeline.update import Optimizer, ParameterGroup, accumulate, constant_afte
 
 
 def test_ppo_raises_a_reward_it_can_reach(make_backbone: Callable[..., Backbone]) -> None:
-    """The score is the answer's length: with kl_coef 0 answers grow, and with the sign flipped they shrink."""
+    """The score is the answer's length: with kl_coef 0 answers grow, and with the sign flipped they shrink.
+
+    Report huggingface/trl#522, of the second: the figures say what becomes of the answers.
+    """
     asked = [Prompt(key, (), [5 + (key * 7) % 200, 40, 41 + key]) for key in range(32)]
-    sampling = replace(
-        SAMPLING, stop_ids=tuple(range(2, 320, 8))
-    )  # an untrained policy stops after about 6 of 10 tokens
-    lengths = {}
+    # an untrained policy stops after about 6 of 10 tokens
+    sampling = replace(SAMPLING, stop_ids=tuple(range(2, 320, 8)))
+    changes = {"epochs": 1, "minibatch_size": 16, "rollout_size": 32}
+    cfg = ppo_params(kl_coef=0.0, missing_eos_penalty=0.0, stop_kl=None, **changes)
+    figures: dict[int, list[dict[str, float]]] = {1: [], -1: []}
     for sign in (1, -1):
-        cfg = ppo_params(kl_coef=0.0, missing_eos_penalty=0.0, stop_kl=None, minibatch_size=16, rollout_size=32)
-        history: list[float] = []
         world = World(
             make_backbone,
             cfg,
@@ -38,13 +40,15 @@ def test_ppo_raises_a_reward_it_can_reach(make_backbone: Callable[..., Backbone]
             prompts=asked,
             microbatch_size=32,
         )
-        world.train(15, lambda _, stats, __, history=history: history.append(stats["length_mean"]))
-        lengths[sign] = history
-    first = lengths[1][0]
-    assert first == lengths[-1][0]
-    last = {sign: sum(history[-4:]) / 4 for sign, history in lengths.items()}
+        world.train(15, lambda _, stats, __, sign=sign: figures[sign].append(stats))
+    first = figures[1][0]["length_mean"]
+    assert first == figures[-1][0]["length_mean"]
+    last = {sign: sum(stats["length_mean"] for stats in history[-4:]) / 4 for sign, history in figures.items()}
     assert last[1] > first + 1
     assert last[-1] < first - 1
+    before, after = figures[-1][0], figures[-1][-1]
+    assert 1 <= after["length_p10"] <= after["length_mean"] <= after["length_p90"] <= before["length_p90"]
+    assert after["end_token_rate"] > before["end_token_rate"]
 
 
 def test_critic_warmup_moves_the_value_head_alone(make_backbone: Callable[..., Backbone]) -> None:
