@@ -42,6 +42,7 @@ def evaluate(
     Raises:
         TrainingError: a log-probability, value or score is not finite.
     """
+    rollout = rollout.answered()
     mask_BR = rollout.response_mask_BR
 
     def by_minibatch(function: Callable[[Batch], tuple[Tensor, ...]]) -> tuple[Tensor, ...]:
