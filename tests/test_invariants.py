@@ -12,6 +12,7 @@ from pipeline.backbone import Backbone
 from pipeline.batch import Pairs, Rollout
 from pipeline.data.examples import Prompt, sequences
 from pipeline.errors import TrainingError
+from pipeline.evaluation import summarize
 from pipeline.heads import ScalarHead
 from pipeline.objectives.offline import bradley_terry
 from pipeline.objectives.offline import sft as sft_objective
@@ -105,21 +106,18 @@ def test_rewards_sum_to_score_less_kl(make_backbone: Callable[..., Backbone]) ->
 
 def test_the_raw_figures_that_health_rules_read(make_backbone: Callable[..., Backbone]) -> None:
     """Report hiyouga/LLaMA-Factory#803: the share of bare end tokens is logged; pairs of tokens and signs of advantages, by hand."""
-    world = World(make_backbone, ppo_params(missing_eos_penalty=0.0))
+    world = World(make_backbone, ppo_params(missing_eos_penalty=0.0), score=lambda rows: lengths_B(rows) - 2)
     answers = [[2], [32], [7, 7, 7, 2], [7, 7, 9], [9]]  # the last two are cut
     tokens = sequences([([5, 6], answer) for answer in answers])
-    rollout = replace(
-        generate(world.policy, PROMPTS[:5], SAMPLING, step=0),
+    rollout = Rollout(
         tokens_BT=tokens.tokens_BT,
         prompt_lengths_B=tokens.prompt_lengths_B,
         response_lengths_B=tokens.response_lengths_B,
         behaviour_logprobs_BR=torch.zeros(5, 4),
         truncated_B=torch.tensor([False, False, False, True, True]),
+        prompt_ids_B=torch.arange(5),
     )
-    experience = evaluate(
-        rollout, world.policy, world.reference, lambda rows: lengths_B(rows) - 2, ppo(world.cfg), world.cfg, 8
-    )
-    figures = summarize(experience)
+    figures = summarize(world.evaluate(rollout, 8))
     assert figures["end_token_only_rate"] == pytest.approx(2 / 5)
     assert figures["distinct_2"] == pytest.approx(3 / 5)  # 77 77 72 | 77 79: three of five differ
     # KL and values are 0, so an advantage has the sign of its answer's score: plus for the 4 + 3 tokens of the long ones
