@@ -7,7 +7,7 @@ PYTHON ?= $(shell command -v python3.11 || echo python3)
 BIN := .venv/bin
 export PATH := $(CURDIR)/$(BIN):$(PATH)
 
-.PHONY: setup repro dpo table check-data test lint ui use clean
+.PHONY: setup repro dpo table health check-data test lint ui use clean
 .DEFAULT_GOAL := repro
 
 setup: .venv/.complete
@@ -34,6 +34,10 @@ dpo: setup
 
 table: setup
 	@python -m pipeline.summary
+
+# make health   what the rules of docs/health.md find in the last run
+health: setup
+	@python -m pipeline.health
 
 # make check-data DATA=path   what prepare would make of a file, a folder, or hf://org/name@revision:split; SHAPE=name names the shape
 check-data: setup

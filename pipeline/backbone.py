@@ -64,7 +64,11 @@ class Backbone:
     # --- adapters ---
 
     def add_adapter(self, name: str, params: LoraParams) -> None:
-        """A new adapter: A random, B zero, so that at first it changes nothing."""
+        """A new adapter: A random, B zero, so that at first it changes nothing.
+
+        Raises:
+            BaseModelError: `params.targets` names no layer of this base, or one that would not be trained.
+        """
         config = LoraConfig(
             r=params.r,
             lora_alpha=params.alpha,

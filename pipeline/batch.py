@@ -137,6 +137,15 @@ class Rollout(Sequences):
     truncated_B: Tensor
     prompt_ids_B: Tensor
 
+    def answered(self) -> Self:
+        """Without the prompts of rows that have no response: they teach nothing, and would change the shapes of other rows' passes.
+
+        All answers to such a prompt go, so that groups stay whole. `generate` makes no such row; another sampler may.
+        """
+        unanswered = self.prompt_ids_B[self.response_lengths_B == 0]
+        kept_B = ~torch.isin(self.prompt_ids_B, unanswered)
+        return self if kept_B.all() else self.select(kept_B.nonzero().squeeze(1))
+
     def ended(self, end_id: int) -> Sequences:
         """The answers with an end token put after those that were cut, for reward models.
 

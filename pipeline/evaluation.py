@@ -16,6 +16,7 @@ from pipeline.moments import ScoreNormalizer
 from pipeline.objectives.kl import IN_REWARD, k1, k3
 from pipeline.params.ppo import PPOParams
 from pipeline.roles import Policy
+from pipeline.statistics import distinct_n
 from pipeline.tensors import masked_mean, safe_exp
 
 WEIGHT_LIMIT = 2.0  # a token that the sampler thought unlikely counts at most this often
@@ -56,6 +57,7 @@ def evaluate(
     Raises:
         TrainingError: a log-probability, value or score is not finite.
     """
+    rollout = rollout.answered()
     mask_BR = rollout.response_mask_BR
 
     def by_minibatch(function: Callable[[Batch], tuple[Tensor, ...]]) -> tuple[Tensor, ...]:
@@ -128,6 +130,8 @@ def summarize(experience: Experience) -> dict[str, float]:
     raw_advantages = experience.raw_advantages_BR[mask_BR]
     lengths = experience.response_lengths_B.float()
     scores = experience.scores_B
+    answers = [ids[:length].tolist() for ids, length in zip(experience.response_ids_BR, lengths.int(), strict=True)]
+    end_token_only_B = (experience.response_lengths_B == 1) & ~experience.truncated_B
     idle_B = (experience.advantages_BR == 0).all(1)
     return {
         "score_mean": float(scores.mean()),
@@ -141,12 +145,15 @@ def summarize(experience: Experience) -> dict[str, float]:
         "entropy": float(masked_mean(experience.entropies_BR, mask_BR)),
         "advantage_mean": float(raw_advantages.mean()),
         "advantage_std": float(raw_advantages.std(correction=0)),
+        "advantage_positive_share": float((raw_advantages > 0).float().mean()),
         "advantages_without_spread": float(bool((raw_advantages == raw_advantages[0]).all())),
         "answers_without_advantage": float(idle_B.float().mean()),
         "length_mean": float(lengths.mean()),
         "length_p10": float(lengths.quantile(0.1)),
         "length_p90": float(lengths.quantile(0.9)),
         "end_token_rate": 1 - float(experience.truncated_B.float().mean()),
+        "end_token_only_rate": float(end_token_only_B.float().mean()),
+        "distinct_2": distinct_n(answers, 2),
         "sampler_gap_max": float(gap_BR.abs().max()),
     }
 

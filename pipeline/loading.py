@@ -25,7 +25,9 @@ def load_backbone(folder: Path, params: BaseParams, runtime: RuntimeParams, iden
     try:
         config = AutoConfig.from_pretrained(folder, trust_remote_code=params.trust_remote_code)
         for key, value in config.to_dict().items():
-            if key.endswith(("dropout", "pdrop")) and isinstance(value, float):
+            if "drop" in key and isinstance(
+                value, float
+            ):  # attention_dropout, resid_pdrop, hidden_dropout_prob, layerdrop
                 setattr(config, key, 0.0)  # the base's own dropout is off in every stage
         quantization = None
         if params.quantization == "nf4":

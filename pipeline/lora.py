@@ -7,7 +7,10 @@ weights stay float32. Measured with SmolLM2-135M in bfloat16 on two CPU cores: d
 
 import torch.nn.functional as F
 from peft.tuners import lora
-from torch import Tensor, nn
+from torch import Tensor
+from transformers import PreTrainedModel
+
+from pipeline.errors import BaseModelError
 
 
 class _InBasePrecision:
@@ -36,8 +39,19 @@ class Linear4bit(_InBasePrecision, lora.Linear4bit):
 _OURS = {lora.Linear: Linear, lora.Linear4bit: Linear4bit}
 
 
-def replace_forwards(model: nn.Module) -> None:
-    """Gives every LoRA layer the forward of ours, in place."""
-    for module in model.modules():
+def replace_forwards(model: PreTrainedModel) -> None:
+    """Gives every LoRA layer the forward of ours, in place.
+
+    Raises:
+        BaseModelError: an adapter lies on the output head, whose matrix log-probabilities read directly, or on a layer
+            that is no linear: it would never move.
+    """
+    output_head = model.get_output_embeddings()
+    for name, module in model.named_modules():
         if type(module) in _OURS:
             module.__class__ = _OURS[type(module)]
+        if isinstance(module, lora.LoraLayer) and (module is output_head or not isinstance(module, _InBasePrecision)):
+            raise BaseModelError(
+                f"lora.targets names {name}, the output head or no linear layer, whose adapter would not be trained; "
+                "set it to all-linear, or name linear layers inside the blocks."
+            )

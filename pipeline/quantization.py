@@ -12,6 +12,7 @@ import torch
 import torch.nn.functional as F
 from bitsandbytes.functional import dequantize_4bit
 from torch import Tensor, nn
+from transformers.pytorch_utils import Conv1D
 
 from pipeline.errors import BaseModelError
 
@@ -42,11 +43,13 @@ def check_shapes(model: nn.Module, skipped: set[str]) -> None:
         BaseModelError: names the first such layer and its shape.
     """
     for name, module in model.named_modules():
-        if not isinstance(module, nn.Linear) or name in skipped:
+        if not isinstance(module, nn.Linear | Conv1D) or name in skipped:
             continue
-        if module.in_features % IN_MULTIPLE or module.out_features % OUT_MULTIPLE:
+        # GPT-2's Conv1D is a linear whose weight is [in, out]; it is quantised as its transpose
+        inward, outward = module.weight.shape if isinstance(module, Conv1D) else reversed(module.weight.shape)
+        if inward % IN_MULTIPLE or outward % OUT_MULTIPLE:
             raise BaseModelError(
-                f"base.quantization is nf4 but layer {name} is {module.in_features} in, {module.out_features} out; "
+                f"base.quantization is nf4 but layer {name} is {inward} in, {outward} out; "
                 f"NF4 needs multiples of {IN_MULTIPLE} in and {OUT_MULTIPLE} out; set base.quantization: none."
             )
 

@@ -19,6 +19,7 @@ from pipeline.base_model import locate
 from pipeline.data.tokenization import ChatTokenizer, load_tokenizer
 from pipeline.errors import DataError, UserError
 from pipeline.files import hash_path, write_json, write_tsv
+from pipeline.health.report import HealthLog
 from pipeline.lineage import digest, flattened, git_tags, hardware, numbers, stage_address, stage_definition
 from pipeline.params.base import BaseParams, TokensParams
 from pipeline.params.runtime import RuntimeParams
@@ -44,6 +45,7 @@ class Stage:
     seed: int
     runtime: RuntimeParams
     tracker: Tracker
+    health: HealthLog
     curves: list[dict[str, float | str]] = field(default_factory=list)
 
     def params(self, kind: type[S], section: str | None = None) -> S:
@@ -93,9 +95,10 @@ class Stage:
         self.tracker.set_tags({f"trained_weights.{name}": str(count) for name, count in sizes.items()})
 
     def log(self, step: int, metrics: dict[str, float]) -> None:
-        """One step's figures, to MLflow and to the stage's curves."""
+        """One step's figures, to MLflow, to the stage's curves, and to the rules that say what is wrong with them."""
         self.tracker.log_metrics(step, metrics)
         self.curves.append({"step": step, **metrics})
+        self.health.step(self.curves[-1])
 
     def finish(self, metrics: dict[str, Any]) -> None:
         """Writes metrics/<stage>.json and, where there are any, plots/<stage>.tsv."""
@@ -103,6 +106,7 @@ class Stage:
         if self.curves:
             write_tsv(Path(f"plots/{self.name}.tsv"), self.curves)
         self.tracker.summarize(self.name, dict(numbers(metrics)))
+        self.health.result(metrics)
 
 
 def run_stage(name: str, body: Callable[[Stage], None], section: str | None = None) -> None:
@@ -123,7 +127,9 @@ def run_stage(name: str, body: Callable[[Stage], None], section: str | None = No
         tracker = _start_tracking(name, runtime, definition)
         stage_seed = derive_seed(seed, section)
         prepare_torch(stage_seed, runtime)
-        body(Stage(name, section, stage_seed, runtime, tracker))
+        health = HealthLog(name, tracker, dict(flattened(read_params())))
+        with health.watching():
+            body(Stage(name, section, stage_seed, runtime, tracker, health))
         seconds = time.monotonic() - started
         tracker.set_tags({f"output:{path}": hash_path(Path(path)) for path in definition["outs"]})
         peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024**2

@@ -82,6 +82,7 @@ def make_backbone(tiny_folders: Callable[..., Path]) -> Callable[..., Backbone]:
         quantization: str = "none",
         dtype: str = "float32",
         overrides: dict | None = None,
+        lora: LoraParams = LORA,
         **runtime_changes,
     ) -> Backbone:
         folder = tiny_folders(family, **(overrides or {}))
@@ -89,7 +90,7 @@ def make_backbone(tiny_folders: Callable[..., Path]) -> Callable[..., Backbone]:
         params = base_params(quantization=quantization, dtype=dtype)
         backbone = load_backbone(folder, params, runtime(**runtime_changes), BaseIdentity("f" * 64, 259, "tiny"))
         for name in adapters:
-            backbone.add_adapter(name, LORA)
+            backbone.add_adapter(name, lora)
             if perturb:  # a fresh adapter changes nothing, and tests of it would see nothing
                 with torch.no_grad():
                     for parameter in backbone.adapter_parameters(name):

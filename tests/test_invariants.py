@@ -1,195 +1,60 @@
-"""What must hold whatever the settings: ratio 1 before the first step, sums that no micro-batch changes, frozen things frozen."""
+"""The loops: what is learnt, what is clipped and skipped, and offline sums that no micro-batch changes."""
 
 from collections.abc import Callable
 from dataclasses import replace
 
 import pytest
 import torch
-from conftest import LORA, ROOT
+from worlds import FAMILIES, SAMPLING, TO_THE_LIMIT, World, flat, lengths_B, ppo_params
 
 from pipeline.algorithms import ppo
 from pipeline.backbone import Backbone
-from pipeline.batch import Experience, Pairs
+from pipeline.batch import Pairs, Rollout
 from pipeline.data.examples import Prompt, sequences
 from pipeline.errors import TrainingError
-from pipeline.evaluation import evaluate, summarize
+from pipeline.evaluation import summarize
 from pipeline.heads import ScalarHead
 from pipeline.objectives.offline import bradley_terry
 from pipeline.objectives.offline import sft as sft_objective
 from pipeline.offline import train_offline
-from pipeline.online import train_online
-from pipeline.params.ppo import PPOParams
-from pipeline.params.section import read_params
 from pipeline.roles import Policy, RewardModel
-from pipeline.rollout import Sampling, generate
-from pipeline.update import Optimizer, ParameterGroup, UpdatePlan, accumulate, constant_after_warmup, update
-
-PROMPTS = [Prompt(key, (), [5 + (key * 7 + place) % 200 for place in range(3 + 3 * key)]) for key in range(8)]
-SAMPLING = Sampling(max_new_tokens=10, stop_ids=tuple(range(2, 320, 30)), chunk=64, seed=3)
-DEMO_PPO = read_params(ROOT / "recipes" / "demo.yaml")["ppo"]
-
-
-def ppo_params(**changes) -> PPOParams:
-    return PPOParams(**(DEMO_PPO | {"iterations": 2, "rollout_size": 8, "minibatch_size": 4} | changes))
-
-
-class World:
-    """A policy that is a copy of the reference, a value head, and a score that one can work out: the answer's length."""
-
-    def __init__(self, make_backbone: Callable[..., Backbone], cfg: PPOParams, lr: float = 1e-2, **backbone_settings):
-        self.cfg = cfg
-        self.backbone = make_backbone(adapters=("sft", "reward"), **backbone_settings)
-        self.backbone.add_adapter("policy", LORA)
-        with torch.no_grad():
-            for mine, theirs in zip(*map(self.backbone.adapter_parameters, ("policy", "sft")), strict=True):
-                mine.copy_(theirs)
-        self.value_head = ScalarHead(self.backbone.hidden_size, std=0.0)
-        self.policy = Policy(self.backbone, "policy", cfg.temperature, 16, self.value_head)
-        self.reference = Policy(self.backbone, "sft", cfg.temperature, 16)
-        self.optimizer = Optimizer(
-            [
-                ParameterGroup("policy", self.backbone.train("policy"), lr),
-                ParameterGroup("value", list(self.value_head.parameters()), lr),
-            ],
-            cfg.max_grad_norm,
-            constant_after_warmup(0),
-        )
-
-    def experience(self, microbatch_size: int) -> Experience:
-        rollout = generate(self.policy, PROMPTS, SAMPLING, step=0)
-        return evaluate(rollout, self.policy, self.reference, lengths_B, ppo(self.cfg), self.cfg, microbatch_size)
-
-    def update(self, experience: Experience, microbatch_size: int) -> dict[str, float]:
-        plan = UpdatePlan(self.cfg.epochs, self.cfg.minibatch_size, microbatch_size, self.cfg.stop_kl)
-        with self.backbone.training(dropout=False):
-            return update(self.policy, self.optimizer, experience, ppo(self.cfg).objective, plan, seed=1)
-
-    def train(self, iterations: int, log: Callable = lambda *_: None) -> None:
-        train_online(
-            self.policy, self.reference, lengths_B, [PROMPTS] * iterations, self.optimizer, ppo(self.cfg), self.cfg, SAMPLING, 3, log, lambda _: None
-        )  # fmt: skip
-
-
-def lengths_B(rollout) -> torch.Tensor:
-    return rollout.response_lengths_B.float()
-
-
-@pytest.mark.parametrize("quantization", ["none", "nf4"])
-@pytest.mark.parametrize("microbatch_size", [1, 3, 8])
-def test_at_learning_rate_0_kl_is_0_and_the_ratio_1(
-    make_backbone: Callable[..., Backbone], quantization: str, microbatch_size: int
-) -> None:
-    """Reports CarperAI/trlx#508, huggingface/trl#1340 and #487: prompts of unequal length, two epochs."""
-    world = World(make_backbone, ppo_params(lr=0.0), lr=0.0, quantization=quantization)
-    experience = world.experience(microbatch_size)
-    summary = summarize(experience)
-    assert summary["kl_per_sequence_k1"] == summary["kl_per_token_k3"] == 0
-    assert torch.equal(experience.old_logprobs_BR, experience.ref_logprobs_BR)
-    stats = world.update(experience, microbatch_size)
-    assert stats["first_log_ratio_max"] == 0
-    assert stats["log_ratio_max"] < 1e-4
-    assert stats["clip_fraction"] == 0
-    assert summarize(world.experience(microbatch_size))["kl_per_sequence_k1"] == 0
-
-
-@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
-def test_the_first_ratio_is_exactly_1_in_any_precision(make_backbone: Callable[..., Backbone], dtype: str) -> None:
-    """Report jingyaogong/minimind#814: one function, one precision, one shape."""
-    world = World(make_backbone, ppo_params(epochs=1, minibatch_size=8), quantization="nf4", dtype=dtype)
-    assert world.update(world.experience(3), 3)["first_log_ratio_max"] == 0
-
-
-@pytest.mark.parametrize("family", ["llama", "gpt2", "qwen2"])
-def test_microbatch_size_changes_no_gradient(make_backbone: Callable[..., Backbone], family: str) -> None:
-    world = World(make_backbone, ppo_params(), family=family)
-    experience = world.experience(8)
-    torch.nn.init.normal_(world.value_head.linear.weight, std=0.1)
-
-    def gradient(microbatch_size: int) -> torch.Tensor:
-        world.optimizer.zero_grad()
-        with world.backbone.training(dropout=False):
-            accumulate(world.policy, experience, ppo(world.cfg).objective, microbatch_size)
-        groups = world.optimizer.groups
-        return torch.cat([parameter.grad.flatten() for group in groups for parameter in group.parameters])
-
-    whole = gradient(8)
-    for size in (1, 3):
-        assert float((gradient(size) - whole).norm() / whole.norm()) < 1e-6
-
-
-def test_gradient_checkpointing_changes_no_gradient(make_backbone: Callable[..., Backbone]) -> None:
-    """Reports locuslab/open-unlearning#178 and huggingface/trl#1066: it runs, and it changes nothing."""
-    grads, forwards = {}, {}
-    for checkpointing in (False, True):
-        world = World(make_backbone, ppo_params(), gradient_checkpointing=checkpointing)
-        experience = world.experience(8)
-        calls = []
-        hook = world.backbone.decoder.layers[0].mlp.register_forward_pre_hook(lambda *_, calls=calls: calls.append(1))
-        with world.backbone.training(dropout=False):
-            accumulate(world.policy, experience, ppo(world.cfg).objective, 8)
-        hook.remove()
-        grads[checkpointing] = torch.cat(
-            [parameter.grad.flatten() for parameter in world.optimizer.groups[0].parameters]
-        )
-        forwards[checkpointing] = len(calls)
-    assert torch.equal(grads[True], grads[False])
-    assert forwards == {False: 1, True: 2}
-
-
-def test_after_ppo_what_is_frozen_has_not_moved_and_every_b_has(make_backbone: Callable[..., Backbone]) -> None:
-    world = World(make_backbone, ppo_params(), quantization="nf4")
-    frozen = {
-        "base": world.backbone.base_hash(),
-        **{name: world.backbone.adapter_hash(name) for name in ("sft", "reward")},
-    }
-    before = {key: tensor.clone() for key, tensor in world.backbone.adapter_state("policy").items()}
-    world.train(2)
-    after = world.backbone.adapter_state("policy")
-    assert frozen == {
-        "base": world.backbone.base_hash(),
-        **{name: world.backbone.adapter_hash(name) for name in ("sft", "reward")},
-    }
-    b_matrices = [key for key in after if "lora_B" in key]
-    assert len(b_matrices) == 14
-    assert all(not torch.equal(after[key], before[key]) for key in b_matrices)
-    assert float(world.value_head.linear.weight.detach().abs().max()) > 0
+from pipeline.update import Optimizer, ParameterGroup, accumulate, constant_after_warmup
 
 
 def test_ppo_raises_a_reward_it_can_reach(make_backbone: Callable[..., Backbone]) -> None:
-    """The score is the answer's length: with kl_coef 0 answers grow, and with the sign flipped they shrink."""
+    """The score is the answer's length: with kl_coef 0 answers grow, and with the sign flipped they shrink.
+
+    Report huggingface/trl#522, of the second: the figures say what becomes of the answers.
+    """
     asked = [Prompt(key, (), [5 + (key * 7) % 200, 40, 41 + key]) for key in range(32)]
-    sampling = replace(
-        SAMPLING, stop_ids=tuple(range(2, 320, 8))
-    )  # an untrained policy stops after about 6 of 10 tokens
-    lengths = {}
+    # an untrained policy stops after about 6 of 10 tokens
+    sampling = replace(SAMPLING, stop_ids=tuple(range(2, 320, 8)))
+    changes = {"epochs": 1, "minibatch_size": 16, "rollout_size": 32}
+    cfg = ppo_params(kl_coef=0.0, missing_eos_penalty=0.0, stop_kl=None, **changes)
+    figures: dict[int, list[dict[str, float]]] = {1: [], -1: []}
     for sign in (1, -1):
-        cfg = ppo_params(kl_coef=0.0, missing_eos_penalty=0.0, stop_kl=None, minibatch_size=16, rollout_size=32)
-        world = World(make_backbone, cfg, lr=1e-2)
-        history: list[float] = []
-        train_online(
-            world.policy,
-            world.reference,
-            lambda rollout, sign=sign: sign * (lengths_B(rollout) - 6) / 3,
-            [asked] * 15,
-            world.optimizer,
-            ppo(cfg),
+        world = World(
+            make_backbone,
             cfg,
-            sampling,
-            32,
-            lambda _, stats, __, history=history: history.append(stats["length_mean"]),
-            lambda _: None,
+            score=lambda rollout, sign=sign: sign * (lengths_B(rollout) - 6) / 3,
+            sampling=sampling,
+            prompts=asked,
+            microbatch_size=32,
         )
-        lengths[sign] = history
-    first = lengths[1][0]
-    assert first == lengths[-1][0]
-    last = {sign: sum(history[-4:]) / 4 for sign, history in lengths.items()}
+        world.train(15, lambda _, stats, __, sign=sign: figures[sign].append(stats))
+    first = figures[1][0]["length_mean"]
+    assert first == figures[-1][0]["length_mean"]
+    last = {sign: sum(stats["length_mean"] for stats in history[-4:]) / 4 for sign, history in figures.items()}
     assert last[1] > first + 1
     assert last[-1] < first - 1
+    before, after = figures[-1][0], figures[-1][-1]
+    assert 1 <= after["length_p10"] <= after["length_mean"] <= after["length_p90"] <= before["length_p90"]
+    assert after["end_token_rate"] > before["end_token_rate"]
 
 
 def test_critic_warmup_moves_the_value_head_alone(make_backbone: Callable[..., Backbone]) -> None:
     """Report microsoft/DeepSpeedExamples#556."""
-    world = World(make_backbone, ppo_params(critic_warmup=2))
+    world = World(make_backbone, ppo_params(critic_warmup=2), sampling=TO_THE_LIMIT)  # every score is 10
     before = world.backbone.adapter_hash("policy")
     losses: list[float] = []
     world.train(2, lambda _, stats, __: losses.append(stats["value_loss"]))
@@ -239,20 +104,40 @@ def test_rewards_sum_to_score_less_kl(make_backbone: Callable[..., Backbone]) ->
     assert float(last_B.min()) > 0
 
 
+def test_the_raw_figures_that_health_rules_read(make_backbone: Callable[..., Backbone]) -> None:
+    """Report hiyouga/LLaMA-Factory#803: the share of bare end tokens is logged; pairs of tokens and signs of advantages, by hand."""
+    world = World(make_backbone, ppo_params(missing_eos_penalty=0.0), score=lambda rows: lengths_B(rows) - 2)
+    answers = [[2], [32], [7, 7, 7, 2], [7, 7, 9], [9]]  # the last two are cut
+    tokens = sequences([([5, 6], answer) for answer in answers])
+    rollout = Rollout(
+        tokens_BT=tokens.tokens_BT,
+        prompt_lengths_B=tokens.prompt_lengths_B,
+        response_lengths_B=tokens.response_lengths_B,
+        behaviour_logprobs_BR=torch.zeros(5, 4),
+        truncated_B=torch.tensor([False, False, False, True, True]),
+        prompt_ids_B=torch.arange(5),
+    )
+    figures = summarize(world.evaluate(rollout, 8))
+    assert figures["end_token_only_rate"] == pytest.approx(2 / 5)
+    assert figures["distinct_2"] == pytest.approx(3 / 5)  # 77 77 72 | 77 79: three of five differ
+    # KL and values are 0, so an advantage has the sign of its answer's score: plus for the 4 + 3 tokens of the long ones
+    assert figures["advantage_positive_share"] == pytest.approx(7 / 10)
+
+
 @pytest.mark.parametrize("what", ["score", "policy"])
 def test_a_score_or_logprob_that_is_not_finite_stops_before_the_update(
     make_backbone: Callable[..., Backbone], what: str
 ) -> None:
-    world = World(make_backbone, ppo_params())
-    rollout = generate(world.policy, PROMPTS, SAMPLING, step=0)
+    def score(rows: Rollout) -> torch.Tensor:
+        return lengths_B(rows) * (float("nan") if what == "score" else 1.0)
+
+    world = World(make_backbone, score=score)
+    rollout = world.rollout()
     if what == "policy":
         rollout = replace(rollout, behaviour_logprobs_BR=rollout.behaviour_logprobs_BR * float("inf"))
 
-    def score(rows) -> torch.Tensor:
-        return lengths_B(rows) * (float("nan") if what == "score" else 1.0)
-
     with pytest.raises(TrainingError, match="is not finite: nothing is learnt from it"):
-        evaluate(rollout, world.policy, world.reference, score, ppo(world.cfg), world.cfg, 4)
+        world.evaluate(rollout, 4)
 
 
 def test_a_gradient_that_is_not_finite_never_reaches_the_weights() -> None:
@@ -296,28 +181,35 @@ ROWS = sequences([([5 + n] * (2 + n % 4), [40 + n, 60 + n, 2][n % 3 :]) for n in
 OTHERS = sequences([([5 + n] * (2 + n % 4), [90 + n, 2]) for n in range(9)])
 
 
+@pytest.mark.parametrize("family", FAMILIES)
 @pytest.mark.parametrize("kind", ["sft", "reward"])
-def test_microbatch_size_changes_no_offline_gradient(make_backbone: Callable[..., Backbone], kind: str) -> None:
-    backbone = make_backbone()
+def test_microbatch_size_changes_no_offline_gradient(
+    make_backbone: Callable[..., Backbone], kind: str, family: str
+) -> None:
+    """In a pair the gradients of the two answers nearly cancel: its rounding is measured against both, not against what is left."""
+    backbone = make_backbone(family)
     parameters = backbone.train("sft")
-    if kind == "sft":
-        model, batch = Policy(backbone, "sft", 1.0, 16), ROWS
-        objective = lambda output, rows: sft_objective(output.logprobs_BR, rows.response_mask_BR)  # noqa: E731
-    else:
-        model, batch = RewardModel(backbone, "sft", ScalarHead(backbone.hidden_size, std=0.1)), Pairs(ROWS, OTHERS)
-        objective = lambda scores, _: bradley_terry(*scores)  # noqa: E731
-    gradients = []
-    for size in (9, 3, 1):
+
+    def gradient(objective: Callable, size: int) -> torch.Tensor:
         for parameter in parameters:
             parameter.grad = None
         with backbone.training(dropout=False):
-            stats = accumulate(model, batch, objective, size)
-        gradients.append(torch.cat([parameter.grad.flatten() for parameter in parameters]))
-    assert stats["loss"] > 0
-    # in a pair the two answers' gradients through the shared prompt nearly cancel, which leaves fewer digits
-    tolerance = 1e-6 if kind == "sft" else 3e-6
-    for gradient in gradients[1:]:
-        assert float((gradient - gradients[0]).norm() / gradients[0].norm()) < tolerance
+            assert accumulate(model, batch, objective, size)["loss"] > 0
+        return flat([parameter.grad for parameter in parameters])
+
+    if kind == "sft":
+        model, batch = Policy(backbone, "sft", 1.0, 16), ROWS
+        objective = lambda output, rows: sft_objective(output.logprobs_BR, rows.response_mask_BR)  # noqa: E731
+        summed = float(gradient(objective, 9).norm())
+    else:
+        model, batch = RewardModel(backbone, "sft", ScalarHead(backbone.hidden_size, std=0.1)), Pairs(ROWS, OTHERS)
+        objective = lambda scores, _: bradley_terry(*scores)  # noqa: E731
+        of_chosen = gradient(lambda scores, _: bradley_terry(scores[0], scores[1].detach()), 9)
+        of_rejected = gradient(lambda scores, _: bradley_terry(scores[0].detach(), scores[1]), 9)
+        summed = float(of_chosen.norm() + of_rejected.norm())
+    whole = gradient(objective, 9)
+    for size in (1, 3, 8):
+        assert float((gradient(objective, size) - whole).norm()) < 1e-6 * summed
 
 
 def test_sft_learns_rows_by_heart_and_every_b_moves(make_backbone: Callable[..., Backbone]) -> None:

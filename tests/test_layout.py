@@ -54,6 +54,7 @@ LAYERS = [
         "pipeline.statistics",
         "pipeline.lineage",
         "pipeline.tracking",
+        "pipeline.health",
     ],
     [
         "pipeline.tensors",

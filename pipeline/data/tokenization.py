@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Literal
 
 from tokenizers import AddedToken
-from transformers import AutoConfig, AutoTokenizer, GenerationConfig, PreTrainedTokenizerBase
+from transformers import AutoConfig, AutoTokenizer, GenerationConfig, PretrainedConfig, PreTrainedTokenizerBase
 
 from pipeline.data.conversations import Conversation, roles_of, system_merged, without_oldest_turns
 from pipeline.data.records import Message
@@ -183,13 +183,11 @@ def load_tokenizer(
 
     Raises:
         BaseModelError: it cannot be loaded, has no end token, or has ids without an embedding row.
-        ParameterError: the `tokens` parameters do not fit its template.
+        ParameterError: the `tokens` parameters do not fit its template or its positions.
     """
     try:
         tokenizer = AutoTokenizer.from_pretrained(folder, trust_remote_code=trust_remote_code)
-        embedding_rows = (
-            AutoConfig.from_pretrained(folder, trust_remote_code=trust_remote_code).get_text_config().vocab_size
-        )
+        config = AutoConfig.from_pretrained(folder, trust_remote_code=trust_remote_code).get_text_config()
         configured = _configured_stops(folder)
     except (OSError, ValueError) as error:
         raise BaseModelError(
@@ -218,7 +216,8 @@ def load_tokenizer(
         system=system,
         system_role=system_role,
     )
-    _check_rows(chat, embedding_rows)
+    _check_rows(chat, config.vocab_size)
+    _check_positions(chat, config)
     _check_probe(chat)
     return chat
 
@@ -262,6 +261,17 @@ def _check_rows(chat: ChatTokenizer, embedding_rows: int) -> None:
             f"The tokenizer of base.model has ids up to {chat.rows - 1} ({token}) but the embedding table has {embedding_rows} rows; "
             "a token was added without a row for it: use the tokenizer that came with the model, or name a token that "
             "has a row as its pad_token or eos_token."
+        )
+
+
+def _check_positions(chat: ChatTokenizer, config: PretrainedConfig) -> None:
+    """A token beyond GPT-2's learned positions ends in a GPU's assertion; beyond a rotary model's, in noise."""
+    positions = getattr(config, "max_position_embeddings", None)  # models with relative positions alone have no limit
+    longest = chat.max_prompt + chat.max_response + 1  # the reward model reads a cut answer with an end token
+    if positions is not None and longest > positions:
+        raise ParameterError(
+            f"tokens.max_prompt is {chat.max_prompt} and tokens.max_response {chat.max_response} but with an end token they must "
+            f"fit the {positions} positions of base.model; lower one, so that together they are at most {positions - 1}."
         )
 
 
