@@ -1,12 +1,13 @@
 # make repro   the whole chain            make test   the tests
-# make ui      MLflow in the browser      make table  the result again
+# make dpo     DPO instead of PPO         make table  the result again
+# make ui      MLflow in the browser
 # Everything runs in .venv, made from requirements.lock. For bare dvc commands: source .venv/bin/activate
 
 PYTHON ?= $(shell command -v python3.11 || echo python3)
 BIN := .venv/bin
 export PATH := $(CURDIR)/$(BIN):$(PATH)
 
-.PHONY: setup repro table check-data test lint ui use clean
+.PHONY: setup repro dpo table check-data test lint ui use clean
 .DEFAULT_GOAL := repro
 
 setup: .venv/.complete
@@ -24,6 +25,12 @@ repro: setup
 	@python -m pipeline.preflight
 	dvc repro
 	@python -m pipeline.summary
+
+# The second DVC file: `dvc repro` alone does not run it.
+dpo: setup
+	@python -m pipeline.preflight
+	dvc repro alternatives/dvc.yaml:evaluate_dpo
+	@python -m pipeline.summary dpo
 
 table: setup
 	@python -m pipeline.summary

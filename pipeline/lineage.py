@@ -1,4 +1,4 @@
-"""What a run is made of: the stage's definition in dvc.yaml, hashes, code version, hardware."""
+"""What a run is made of: the stage's definition in its DVC file, hashes, code version, hardware."""
 
 import hashlib
 import json
@@ -16,19 +16,38 @@ from pipeline.errors import UserError
 from pipeline.params.section import read_params
 
 TEMPLATE = re.compile(r"\$\{([\w.]+)\}")  # how dvc.yaml refers to params.yaml
+# The second holds what `dvc repro` alone is not to pay for. Its stages run in the root too: they say `wdir: ..`.
+DVC_FILES = (Path("dvc.yaml"), Path("alternatives/dvc.yaml"))
 
 
 def stage_definition(name: str) -> dict[str, list[str]]:
-    """The stage's deps, outputs and parameter sections, as dvc.yaml has them."""
-    stages = YAML(typ="safe").load(Path("dvc.yaml").read_text(encoding="utf-8"))["stages"]
-    if name not in stages:
-        raise UserError(f"{name} is not a stage of dvc.yaml; it has {', '.join(stages)}.")
-    stage = stages[name]
+    """The stage's deps, outputs and parameter sections, as its DVC file has them."""
+    stage = _stages(_dvc_file(name))[name]
     outputs = [_path_of(entry) for kind in ("outs", "metrics", "plots") for entry in stage.get(kind, [])]
     sections = [str(key).partition(".")[0] for key in stage.get("params", [])]
     params = dict(flattened(read_params()))
     deps = [TEMPLATE.sub(lambda found: params.get(found[1], found[0]), path) for path in stage.get("deps", [])]
     return {"deps": deps, "outs": outputs, "params": list(dict.fromkeys(sections))}
+
+
+def stage_address(name: str) -> str:
+    """What `dvc repro` calls the stage, from the root."""
+    file = _dvc_file(name)
+    return name if file == DVC_FILES[0] else f"{file}:{name}"
+
+
+def _dvc_file(name: str) -> Path:
+    known = {file: _stages(file) for file in DVC_FILES}
+    for file, stages in known.items():
+        if name in stages:
+            return file
+    raise UserError(
+        f"{name} is not a stage; " + " and ".join(f"{file} has {', '.join(stages)}" for file, stages in known.items())
+    )
+
+
+def _stages(file: Path) -> dict[str, dict[str, Any]]:
+    return YAML(typ="safe").load(file.read_text(encoding="utf-8"))["stages"]
 
 
 def _path_of(entry: str | dict) -> str:

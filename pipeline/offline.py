@@ -1,4 +1,4 @@
-"""The offline loop: SFT and reward model; only the objective and the batches differ."""
+"""The offline loop: SFT, reward model and DPO; only the objective and the batches differ."""
 
 from collections.abc import Callable, Iterable
 from typing import Any
@@ -19,6 +19,7 @@ def train_offline(
     """One optimizer step per batch."""
     with model.backbone.training(dropout=dropout):
         for step, batch in enumerate(batches):
+            assert batch.num_terms > 0, "a batch has nothing to learn from"
             stats = accumulate(model, batch, objective, microbatch_size)
             stats |= optimizer.step(stats["loss"])
             log(step, stats)

@@ -1,6 +1,8 @@
-"""Opening the base for a stage: the one that `prepare` saw, or none."""
+"""Opening the base for a stage: the one that `prepare` saw, or none. And what of it the stage trains."""
 
 import json
+
+from torch import nn
 
 from pipeline.backbone import Backbone, BaseIdentity
 from pipeline.base_model import fingerprint, public_name
@@ -33,3 +35,12 @@ def open_base(stage: Stage) -> Backbone:
         f"{stage.name}: {base.model} base, {base.quantization}, {base.dtype} on {backbone.device}", markup=False
     )
     return backbone
+
+
+def train_adapter(stage: Stage, backbone: Backbone, name: str) -> list[nn.Parameter]:
+    """Makes `name` the one trainable adapter, and says how many weights that is: training none can look like training."""
+    parameters = backbone.train(name)
+    count = sum(parameter.numel() for parameter in parameters)
+    stage.tracker.set_tags({"trained_weights": str(count)})
+    console.print(f"{stage.name}: {count:,} weights of adapter {name} are trained", markup=False)
+    return parameters

@@ -19,7 +19,7 @@ from pipeline.base_model import locate
 from pipeline.data.tokenization import ChatTokenizer, load_tokenizer
 from pipeline.errors import DataError, UserError
 from pipeline.files import hash_path, write_json, write_tsv
-from pipeline.lineage import digest, flattened, git_tags, hardware, numbers, stage_definition
+from pipeline.lineage import digest, flattened, git_tags, hardware, numbers, stage_address, stage_definition
 from pipeline.params.base import BaseParams, TokensParams
 from pipeline.params.runtime import RuntimeParams
 from pipeline.params.section import S, load_section, parse_seed, read_params
@@ -33,9 +33,14 @@ VERSIONS = ("torch", "transformers", "peft", "bitsandbytes")
 
 @dataclass
 class Stage:
-    """One run of one stage. Its name is its name in dvc.yaml and its section in params.yaml."""
+    """One run of one stage.
+
+    name: its name in its DVC file.
+    section: its section of params.yaml, from which its seed is derived too: stages that share one see the same noise.
+    """
 
     name: str
+    section: str
     seed: int
     runtime: RuntimeParams
     tracker: Tracker
@@ -43,7 +48,7 @@ class Stage:
 
     def params(self, kind: type[S], section: str | None = None) -> S:
         """A section of params.yaml; by default the stage's own."""
-        return load_section(section or self.name, kind)
+        return load_section(section or self.section, kind)
 
     def input(self, path: str) -> Path:
         """A file or folder that an earlier stage made.
@@ -54,7 +59,8 @@ class Stage:
         place = Path(path)
         if not place.exists():
             raise DataError(
-                f"{self.name} needs {path}, which is not there; run `dvc repro {self.name}`, which makes it first."
+                f"{self.name} needs {path}, which is not there; "
+                f"run `dvc repro {stage_address(self.name)}`, which makes it first."
             )
         return place
 
@@ -93,8 +99,12 @@ class Stage:
         self.tracker.summarize(self.name, dict(numbers(metrics)))
 
 
-def run_stage(name: str, body: Callable[[Stage], None]) -> None:
-    """Runs a stage to a true end: exit 0 and FINISHED; a line for the user, exit 1 and FAILED; or interrupted and KILLED."""
+def run_stage(name: str, body: Callable[[Stage], None], section: str | None = None) -> None:
+    """Runs a stage to a true end: exit 0 and FINISHED; a line for the user, exit 1 and FAILED; or interrupted and KILLED.
+
+    section: the stage's section of params.yaml, where it is not called as the stage is.
+    """
+    section = section or name
     _quiet_libraries()
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
     tracker = Tracker()
@@ -105,9 +115,9 @@ def run_stage(name: str, body: Callable[[Stage], None]) -> None:
         seed = parse_seed(read_params())
         definition = stage_definition(name)
         tracker = _start_tracking(name, runtime, definition)
-        stage_seed = derive_seed(seed, name)
+        stage_seed = derive_seed(seed, section)
         prepare_torch(stage_seed, runtime)
-        body(Stage(name, stage_seed, runtime, tracker))
+        body(Stage(name, section, stage_seed, runtime, tracker))
         seconds = time.monotonic() - started
         tracker.set_tags({f"output:{path}": hash_path(Path(path)) for path in definition["outs"]})
         peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024**2

@@ -1,4 +1,4 @@
-"""The result as two short tables: what `make repro` ends with."""
+"""The result as two short tables: what `make repro` and `make dpo` end with."""
 
 import json
 import sys
@@ -10,8 +10,11 @@ from rich.table import Table
 
 from pipeline.progress import console
 
-METRICS = Path("metrics/evaluate.json")
-ROLES = {"base": "base", "sft": "SFT", "policy": "policy"}
+METRICS = {"repro": Path("metrics/evaluate.json"), "dpo": Path("metrics/evaluate_dpo.json")}
+"""What each `make` command leaves behind."""
+ROLES = {"base": "base", "sft": "SFT", "policy": "PPO", "dpo": "DPO"}
+MODELS = {"reward_model": "reward", "judge_model": "judge", "dpo_model": "DPO"}
+MODES = ("sampled", "greedy")
 NOTES = """\
 wins: share of prompts where the answer scores above SFT's (ties one half), in %,
 with a 95% interval; by the reward model that PPO was trained on, and by a judge
@@ -26,17 +29,17 @@ runs compared          make ui"""
 
 
 def answers_table(metrics: dict[str, Any]) -> Table:
-    """Base, SFT and policy side by side, sampled and greedy."""
+    """Base, SFT and what was trained from it side by side, sampled and greedy."""
     result = _table(
         "Answers to the held-out prompts",
         ("", "wins by\nreward", "wins by\njudge", "at equal\nlength", "KL", "tokens", "ends", "distinct"),
     )
-    for mode in ("sampled", "greedy"):
+    for mode in MODES:
         result.add_row(mode, style="bold")
-        for role, name in ROLES.items():
+        for role in sorted(metrics[mode], key=list(ROLES).index):
             row = metrics[mode][role]
             result.add_row(
-                f"  {name}",
+                f"  {ROLES[role]}",
                 _rate(row.get("win_rate_reward")),
                 _rate(row.get("win_rate_judge")),
                 _rate(row.get("win_rate_judge_length_controlled")),
@@ -49,26 +52,41 @@ def answers_table(metrics: dict[str, Any]) -> Table:
 
 
 def models_table(metrics: dict[str, Any]) -> Table:
-    """Reward model and judge beside what they must beat."""
+    """Reward model and judge, and DPO's policy as a reward model, beside what they must beat."""
     title = f"Right on {metrics['reward_model']['pairs']} held-out pairs"
     result = _table(title, ("", "accuracy", "length\nalone", "lead over\nit", "bag of\nwords", "lead over\nit"))
-    for name, shown in (("reward_model", "reward"), ("judge_model", "judge")):
+    for name in sorted(metrics.keys() & MODELS.keys(), key=list(MODELS).index):
         row = metrics[name]
         rivals = (
             rate
             for rival in ("length_alone", "bag_of_words")
             for rate in (_rate(row[f"accuracy_{rival}"]), _lead(row[f"lead_over_{rival}"]))
         )
-        result.add_row(shown, _rate(row["accuracy"]), *rivals)
+        result.add_row(MODELS[name], _rate(row["accuracy"]), *rivals)
     return result
 
 
-def main() -> None:
-    """Prints the tables, and where to look next."""
-    if not METRICS.is_file():
-        console.print(f"There is no {METRICS} yet; run `make repro`.")
+def merged(first: dict[str, Any], second: dict[str, Any]) -> dict[str, Any] | None:
+    """Two evaluations as one; None where base or SFT do not have the same figures in both, so that they are of different runs."""
+    if any(first[mode][role] != second[mode][role] for mode in MODES for role in ("base", "sft")):
+        return None
+    return second | first | {mode: second[mode] | first[mode] for mode in MODES}
+
+
+def main(command: str = "repro") -> None:
+    """Prints what `make command` made, with the policy of the other command where that is of the same run."""
+    found = {name: json.loads(file.read_text(encoding="utf-8")) for name, file in METRICS.items() if file.is_file()}
+    if command not in found:
+        console.print(f"There is no {METRICS[command]} yet; run `make {command}`.")
         sys.exit(1)
-    metrics = json.loads(METRICS.read_text(encoding="utf-8"))
+    metrics = found.pop(command)
+    for name, other in found.items():
+        both = merged(metrics, other)
+        if both is None:
+            console.print(
+                f"{METRICS[name]} is of another run and is left out; `make {name}` makes it anew.", markup=False
+            )
+        metrics = both or metrics
     console.print(answers_table(metrics), models_table(metrics))
     console.print(NOTES, markup=False)
 
@@ -95,4 +113,4 @@ def _percent(rate: dict[str, float]) -> dict[str, float]:
 
 
 if __name__ == "__main__":
-    main()
+    main(*sys.argv[1:])

@@ -3,94 +3,26 @@
 The judge shares backbone and data style with the reward model, so it is not independent evidence.
 """
 
-from dataclasses import replace
-from itertools import product
 from pathlib import Path
 
-from torch import Tensor
-
-from pipeline.baselines import bag_of_words, length_alone
-from pipeline.comparison import (
-    Answers,
-    answer,
-    figures,
-    gaps,
-    kl_figures,
-    kl_per_answer,
-    points,
-    side_by_side,
-    win_rates,
-)
-from pipeline.data.examples import comparisons, demonstrations, prompts
-from pipeline.data.prepared import read_pairs
 from pipeline.development import ANSWERS, over_optimisation, read_watched
 from pipeline.files import write_tsv
+from pipeline.held_out import compare_answers, load_scorers, scorers_accuracy
 from pipeline.opening import open_base
 from pipeline.params.evaluate import EvaluateParams
-from pipeline.params.reward import RewardParams
-from pipeline.roles import Policy, RewardModel
-from pipeline.rollout import Sampling
 from pipeline.stage import Stage, run_stage
-from pipeline.statistics import beside_baselines
-from pipeline.weights import load_head
-
-ROLES = {"base": None, "sft": "sft", "policy": "policy"}
-SCORERS = ("reward", "judge")
-FOLDER = Path("artifacts/evaluation")
 
 
 def evaluate(stage: Stage) -> None:
     """Writes metrics/evaluate.json, plots/evaluate.tsv, plots/overoptimisation.tsv, artifacts/evaluation."""
-    cfg, runtime, tokenizer = stage.params(EvaluateParams), stage.runtime, stage.tokenizer
-    pairs = read_pairs(stage.input("prepared/heldout.jsonl"))
-    questions = prompts(pairs, tokenizer)
+    cfg = stage.params(EvaluateParams)
     backbone = open_base(stage)
-    for name in ("sft", "policy", *SCORERS):
-        backbone.load_adapter(name, stage.input(f"artifacts/{name}"))
-    heads = {name: load_head(Path(f"artifacts/{name}"), backbone.hidden_size, backbone.device) for name in SCORERS}
-    scorers = {name: RewardModel(backbone, name, head) for name, head in heads.items()}
-    roles = {role: Policy(backbone, name, cfg.temperature, runtime.logprob_chunk) for role, name in ROLES.items()}
-    sampled = Sampling(tokenizer.max_response, tokenizer.stop_ids, runtime.rollout_chunk, stage.seed)
-    found: dict[str, dict[str, Answers]] = {"sampled": {}, "greedy": {}}
-    kl: dict[str, Tensor] = {}
-    with stage.progress(len(found) * len(roles)) as bar:
-        for number, (mode, role) in enumerate(product(found, roles)):
-            sampling = replace(sampled, greedy=mode == "greedy")
-            theirs = answer(roles[role], scorers, questions, sampling, tokenizer, runtime.microbatch_size)
-            found[mode][role] = theirs
-            bar.advance(
-                number, reward=float(theirs.scores["reward"].mean()), length=float(theirs.lengths_B.float().mean())
-            )
-    for role, policy in roles.items():
-        kl[role] = kl_per_answer(policy, roles["sft"], found["sampled"][role].rollout, runtime.microbatch_size)
-
-    metrics: dict[str, dict] = {
-        mode: {role: figures(theirs) for role, theirs in answers.items()} for mode, answers in found.items()
-    }
-    for mode, answers in found.items():
-        for role in ("base", "policy"):
-            metrics[mode][role] |= win_rates(answers[role], answers["sft"], cfg.bootstrap, stage.seed)
-    for role in roles:
-        metrics["sampled"][role] |= kl_figures(kl[role], found["sampled"][role])
-    chosen, _ = demonstrations(pairs, tokenizer)
-    metrics["chosen_answers"] = {"length_median": float(chosen.response_lengths_B.float().median())}
-    for name, model in scorers.items():
-        cut_pairs = stage.params(RewardParams, name).cut_pairs
-        batch, kept, _ = comparisons(pairs, tokenizer, cut_pairs)
-        _, train, _ = comparisons(read_pairs(stage.input(f"prepared/{name}.jsonl")), tokenizer, cut_pairs)
-        rivals = {"length_alone": length_alone(train, kept), "bag_of_words": bag_of_words(train, kept)}
-        gaps_B = gaps(model, batch, runtime.microbatch_size)
-        metrics[f"{name}_model"] = beside_baselines(gaps_B, rivals, cfg.bootstrap, stage.seed)
-
-    questions_text = [prompt.messages[-1].content for prompt in questions]
-    for mode, answers in found.items():
-        table = side_by_side(answers, questions_text)
-        write_tsv(FOLDER / f"{mode}.tsv", table)
-        stage.tracker.log_table(f"before_and_after_{mode}", table)
+    scorers = load_scorers(stage, backbone)
+    metrics = compare_answers(stage, cfg, backbone, scorers, "policy", Path("artifacts/evaluation"))
+    metrics |= scorers_accuracy(stage, cfg, scorers)
     watched = read_watched(stage.input(str(ANSWERS)))
-    curve = over_optimisation(watched, scorers["judge"], runtime.microbatch_size, cfg.bootstrap, stage.seed)
+    curve = over_optimisation(watched, scorers["judge"], stage.runtime.microbatch_size, cfg.bootstrap, stage.seed)
     write_tsv(Path("plots/overoptimisation.tsv"), curve)
-    stage.curves = points(found["sampled"], kl)
     stage.finish(metrics)
 
 

@@ -13,7 +13,7 @@ from pipeline.development import Development
 from pipeline.errors import TrainingError
 from pipeline.heads import ScalarHead
 from pipeline.online import train_online
-from pipeline.opening import open_base
+from pipeline.opening import open_base, train_adapter
 from pipeline.params.ppo import PPOParams
 from pipeline.roles import Policy, RewardModel
 from pipeline.rollout import Sampling
@@ -46,7 +46,7 @@ def ppo(stage: Stage) -> None:
     reference = Policy(backbone, "sft", cfg.temperature, runtime.logprob_chunk)
     head = load_head(Path("artifacts/reward"), backbone.hidden_size, backbone.device)
     reward_model = RewardModel(backbone, "reward", head)
-    actor, critic = backbone.train("policy"), list(value_head.parameters())
+    actor, critic = train_adapter(stage, backbone, "policy"), list(value_head.parameters())
     groups = [ParameterGroup("policy", actor, cfg.lr), ParameterGroup("value", critic, cfg.value_lr)]
     optimizer = Optimizer(groups, cfg.max_grad_norm, constant_after_warmup(cfg.warmup_steps))
     sampling = Sampling(tokenizer.max_response, tokenizer.stop_ids, runtime.rollout_chunk, stage.seed)

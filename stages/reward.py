@@ -15,7 +15,7 @@ from pipeline.data.prepared import read_demonstrations, read_pairs
 from pipeline.heads import ScalarHead
 from pipeline.objectives.offline import bradley_terry
 from pipeline.offline import train_offline
-from pipeline.opening import open_base
+from pipeline.opening import open_base, train_adapter
 from pipeline.params.reward import RewardParams
 from pipeline.roles import RewardModel
 from pipeline.stage import Stage, run_stage
@@ -41,7 +41,7 @@ def reward(stage: Stage) -> None:
 
     steps = steps_in(pairs, cfg.batch_size, cfg.epochs)
     groups = [
-        ParameterGroup("adapter", backbone.train(stage.name), cfg.lr),
+        ParameterGroup("adapter", train_adapter(stage, backbone, stage.name), cfg.lr),
         ParameterGroup("head", [head.linear.weight], cfg.head_lr),
     ]
     with stage.progress(steps) as bar:

@@ -4,6 +4,10 @@ import ast
 import sys
 from pathlib import Path
 
+from ruamel.yaml import YAML
+
+from pipeline.lineage import DVC_FILES
+
 ROOT = Path(__file__).parent.parent
 
 
@@ -44,9 +48,20 @@ def closure(file: Path) -> set[Path]:
     return seen
 
 
+def dvc_stages() -> dict[str, dict]:
+    """The stages of all DVC files."""
+    found: dict[str, dict] = {}
+    for file in DVC_FILES:
+        stages = YAML(typ="safe").load((ROOT / file).read_text(encoding="utf-8"))["stages"]
+        assert not found.keys() & stages.keys(), "a stage's name is taken"
+        found |= stages
+    return found
+
+
 def stage_file(name: str) -> Path:
-    """The file that a DVC stage runs."""
-    return Path("stages/reward.py" if name == "judge" else f"stages/{name}.py")
+    """The file that a DVC stage runs: `python -m stages.reward judge` runs stages/reward.py."""
+    module = dvc_stages()[name]["cmd"].split()[2]
+    return Path(*module.split(".")).with_suffix(".py")
 
 
 # Modules that cannot change a stage's output bytes: they raise, report or draw.

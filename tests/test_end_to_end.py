@@ -58,7 +58,7 @@ def clone_to(folder: Path) -> Path:
         check=True,
     )
     for name in listed.stdout.splitlines():
-        if (ROOT / name).is_file() and name != "dvc.lock" and not name.startswith(("metrics/", "plots/")):
+        if (ROOT / name).is_file() and not name.endswith("dvc.lock") and not name.startswith(("metrics/", "plots/")):
             (folder / name).parent.mkdir(parents=True, exist_ok=True)
             shutil.copy2(ROOT / name, folder / name)
     shutil.copy2(ROOT / "recipes" / "smoke.yaml", folder / "params.yaml")
@@ -108,12 +108,24 @@ def test_every_stage_leaves_what_it_should(finished: tuple[Path, str]) -> None:
     assert "score" in printed and "KL" in printed and "loss" in printed
 
 
-def test_nothing_is_left_that_names_this_machine(finished: tuple[Path, str]) -> None:
-    folder, _ = finished
+def names_this_machine(folder: Path) -> list[Path]:
+    """Outputs that hold the path of the clone."""
+    found = []
     for tree in ("artifacts", "metrics", "plots", "prepared"):
         for file in (folder / tree).rglob("*"):
-            if file.is_file():
-                assert str(folder).encode() not in file.read_bytes(), file
+            if file.is_file() and str(folder).encode() in file.read_bytes():
+                found.append(file)
+    return found
+
+
+def stages_run(printed: str) -> list[str]:
+    """The stages that dvc ran, or would run, in order."""
+    return [line.split("'")[1] for line in printed.splitlines() if line.startswith("Running stage")]
+
+
+def test_nothing_is_left_that_names_this_machine(finished: tuple[Path, str]) -> None:
+    folder, _ = finished
+    assert names_this_machine(folder) == []
 
 
 def test_mlflow_has_the_parent_its_children_and_their_lineage(finished: tuple[Path, str]) -> None:
@@ -152,7 +164,7 @@ def test_the_table_is_printed(finished: tuple[Path, str]) -> None:
     folder, _ = finished
     table = run(folder, sys.executable, "-m", "pipeline.summary")
     assert table.returncode == 0
-    for word in ("base", "SFT", "policy", "wins by", "at equal", "bag of", "lead over", "make ui"):
+    for word in ("base", "SFT", "PPO", "wins by", "at equal", "bag of", "lead over", "make ui"):
         assert word in table.stdout
 
 
@@ -175,7 +187,7 @@ def test_a_ppo_parameter_reruns_ppo_and_nothing_before_it(finished: tuple[Path, 
     with edited(folder, {"ppo.kl_coef": 0.05}):
         planned = run(folder, "dvc", "repro", "--dry").stdout
     # evaluate follows only if the policy comes out differently, which a dry run cannot know
-    assert [line.split("'")[1] for line in planned.splitlines() if line.startswith("Running stage")] == ["ppo"]
+    assert stages_run(planned) == ["ppo"]
 
 
 def test_forced_again_everything_has_the_same_hash(finished: tuple[Path, str]) -> None:
@@ -235,3 +247,29 @@ def test_a_failed_stage_is_failed_in_mlflow(finished: tuple[Path, str]) -> None:
         [client.get_experiment_by_name("solo-rlhf").experiment_id], order_by=["attributes.start_time DESC"]
     )
     assert (newest[0].info.run_name, newest[0].info.status) == ("ppo", "FAILED")
+
+
+def test_dpo_runs_when_asked_and_stands_beside_ppo(finished: tuple[Path, str]) -> None:
+    """The second DVC file: it takes prepare, sft, reward and judge as they are, and changes nothing of the first."""
+    folder, printed = finished
+    assert stages_run(printed) == ["prepare", "sft", "reward", "judge", "ppo", "evaluate"]
+    lock = (folder / "dvc.lock").read_bytes()
+    done = run(folder, "dvc", "repro", "alternatives/dvc.yaml:evaluate_dpo")
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert stages_run(done.stdout) == ["alternatives/dvc.yaml:dpo", "alternatives/dvc.yaml:evaluate_dpo"]
+    assert (folder / "dvc.lock").read_bytes() == lock
+    assert "up to date" in run(folder, "dvc", "status").stdout
+    ppo, dpo = (json.loads((folder / f"metrics/{name}.json").read_text()) for name in ("evaluate", "evaluate_dpo"))
+    for mode in ("sampled", "greedy"):
+        assert list(dpo[mode]) == ["base", "dpo", "sft"]
+        assert all(dpo[mode][role] == ppo[mode][role] for role in ("base", "sft"))
+    header, first = (line.split("\t") for line in (folder / "plots/dpo.tsv").read_text().splitlines()[:2])
+    curve = dict(zip(header, first, strict=True))
+    assert float(curve["reward_chosen"]) == float(curve["reward_rejected"]) == float(curve["margin"]) == 0
+    assert names_this_machine(folder) == []
+    table = run(folder, sys.executable, "-m", "pipeline.summary", "dpo").stdout
+    assert "PPO" in table and "DPO" in table
+    with edited(folder, {"dpo.beta": 0.2}):
+        assert stages_run(run(folder, "dvc", "repro", "--dry").stdout) == []
+        planned = run(folder, "dvc", "repro", "--dry", "alternatives/dvc.yaml").stdout
+    assert stages_run(planned) == ["alternatives/dvc.yaml:dpo"]

@@ -1,6 +1,7 @@
 """Worked values from ../shared/golden/math.json, computed with loops over plain floats, and a few of its cases by value."""
 
 import json
+import math
 
 import pytest
 import torch
@@ -9,7 +10,7 @@ from conftest import SHARED
 from pipeline.advantages import gae, group_centered, group_normalized, leave_one_out, reward_to_go
 from pipeline.evaluation import shaped_scores, token_rewards
 from pipeline.objectives.kl import k1, k2, k3
-from pipeline.objectives.offline import bradley_terry
+from pipeline.objectives.offline import bradley_terry, dpo
 from pipeline.objectives.online import clipped_surrogate, clipped_value, policy_gradient
 from pipeline.tensors import (
     length_mask,
@@ -22,7 +23,8 @@ from pipeline.tensors import (
 )
 
 FILE = SHARED / "golden" / "math.json"
-GOLDEN = json.loads(FILE.read_text()) if FILE.is_file() else {"ppo": [], "groups": [], "reward_pairs": []}
+SECTIONS = ("ppo", "groups", "reward_pairs", "dpo")
+GOLDEN = json.loads(FILE.read_text()) if FILE.is_file() else {section: [] for section in SECTIONS}
 needs_file = pytest.mark.skipif(not FILE.is_file(), reason="../shared/golden is not beside this checkout")
 
 
@@ -134,6 +136,25 @@ def test_reward_pair(pair: dict) -> None:
     terms.loss_sum.backward()
     close(terms.loss_sum.detach(), pair["loss"])
     close(chosen_B.grad[0], pair["grad_chosen"])
+
+
+@needs_file
+@pytest.mark.parametrize("pair", GOLDEN["dpo"], ids=lambda pair: f"{pair['beta']}_{pair['loss']:.2f}")
+def test_dpo_pair(pair: dict) -> None:
+    """The gradient of the chosen answer's log-probability: beta * ((1 - e) * (sigmoid(margin) - 1) + e * sigmoid(margin))."""
+    names = ("policy_chosen", "policy_rejected", "ref_chosen", "ref_rejected")
+    logprobs = [torch.tensor([pair[name]], requires_grad=name == "policy_chosen") for name in names]
+    terms = dpo(*logprobs, pair["beta"], pair["label_smoothing"])
+    close(terms.loss_sum.detach(), pair["loss"])
+    close(terms.sums["reward_chosen"], pair["chosen_reward"])
+    close(terms.sums["reward_rejected"], pair["rejected_reward"])
+    margin = pair["chosen_reward"] - pair["rejected_reward"]
+    close(terms.sums["margin"], margin)
+    close(terms.sums["accuracy"], float(margin > 0))
+    terms.loss_sum.backward()
+    right = 1 / (1 + math.exp(-margin))
+    smoothing = pair["label_smoothing"]
+    close(logprobs[0].grad, [pair["beta"] * ((1 - smoothing) * (right - 1) + smoothing * right)])
 
 
 def test_gae_of_one_reward_at_the_end_by_hand() -> None:

@@ -3,9 +3,10 @@
 from pathlib import Path, PurePosixPath
 
 import pytest
-from imports import EXEMPT, ROOT, code_deps, direct_imports
+from imports import EXEMPT, ROOT, code_deps, direct_imports, dvc_stages
 from ruamel.yaml import YAML
 
+from pipeline.lineage import DVC_FILES, stage_address
 from pipeline.params.check import SECTIONS
 
 # From the top down; a module may import its own layer and those below it.
@@ -16,6 +17,7 @@ LAYERS = [
         "pipeline.offline",
         "pipeline.comparison",
         "pipeline.development",
+        "pipeline.held_out",
         "pipeline.stage",
         "pipeline.opening",
         "pipeline.summary",
@@ -27,6 +29,7 @@ LAYERS = [
         "pipeline.objectives",
         "pipeline.advantages",
         "pipeline.roles",
+        "pipeline.preferences",
         "pipeline.backbone",
         "pipeline.loading",
         "pipeline.heads",
@@ -53,8 +56,8 @@ LAYERS = [
 ]
 DATA = ("${data.pairs}", "${data.demonstrations}", "${data.prompts}")
 MODULES = sorted(path.relative_to(ROOT) for folder in ("pipeline", "stages") for path in (ROOT / folder).rglob("*.py"))
-DVC = YAML(typ="safe").load((ROOT / "dvc.yaml").read_text(encoding="utf-8"))
-STAGES = DVC["stages"]
+DVC = {file: YAML(typ="safe").load((ROOT / file).read_text(encoding="utf-8")) for file in DVC_FILES}
+STAGES = dvc_stages()
 
 
 def layer(file: Path) -> int:
@@ -111,6 +114,19 @@ def test_deps_are_the_imports(stage: str) -> None:
     assert listed == code_deps(stage), f"put the output of `python -m tests.imports {stage}` into dvc.yaml"
 
 
+def test_the_default_chain_needs_nothing_of_the_alternatives() -> None:
+    """`dvc repro` in the root runs dvc.yaml alone, and what that needs."""
+    default, alternatives = (content["stages"] for content in DVC.values())
+    assert list(default) == ["prepare", "sft", "reward", "judge", "ppo", "evaluate"]
+    made = {path for name in alternatives for path in outputs(name)}
+    assert not any(made & set(stage["deps"]) for stage in default.values())
+
+
+def test_stages_of_the_second_file_run_in_the_root_and_have_their_address() -> None:
+    assert {stage["wdir"] for stage in DVC[DVC_FILES[1]]["stages"].values()} == {".."}
+    assert [stage_address(name) for name in ("ppo", "dpo")] == ["ppo", "alternatives/dvc.yaml:dpo"]
+
+
 def test_editing_ppo_does_not_rerun_sft() -> None:
     for file in (
         "pipeline/online.py",
@@ -154,7 +170,7 @@ def test_every_input_is_made_by_a_stage_or_is_the_data() -> None:
 
 def test_ppo_never_sees_the_judge() -> None:
     readers = [name for name, stage in STAGES.items() if "artifacts/judge" in stage["deps"]]
-    assert readers == ["evaluate"]
+    assert readers == ["evaluate", "evaluate_dpo"]
     assert "prepared/judge.jsonl" not in STAGES["ppo"]["deps"] + STAGES["reward"]["deps"] + STAGES["sft"]["deps"]
 
 
@@ -162,10 +178,10 @@ def test_stages_track_their_own_section_and_never_runtime() -> None:
     for name, stage in STAGES.items():
         sections = {key.partition(".")[0] for key in stage["params"]}
         assert sections <= {*SECTIONS, "seed"} - {"runtime"}
-        assert ("data" if name == "prepare" else name) in sections
+        assert {"prepare": "data", "evaluate_dpo": "evaluate"}.get(name, name) in sections
 
 
 def test_plots_name_their_axes() -> None:
-    for plot in DVC["plots"]:
+    for plot in (plot for content in DVC.values() for plot in content["plots"]):
         for settings in plot.values():
             assert settings["x_label"] and settings["y_label"] and set(settings["y"])

@@ -34,7 +34,7 @@ class LoraParams(Section):
 
     r: int = param("rank", 16, ge=1, le=512)
     alpha: float = param("the update is scaled by alpha / r", 32.0, gt=0)
-    dropout: float = param("on the adapter's input in sft and reward; always off in ppo", 0.0, ge=0, lt=1)
+    dropout: float = param("on the adapter's input in sft and reward; always off in ppo and dpo", 0.0, ge=0, lt=1)
     targets: str | list[str] = param("all-linear, or the names of the linear layers that get an adapter", "all-linear")
 
 

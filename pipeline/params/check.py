@@ -6,6 +6,7 @@ from typing import Any
 from pipeline.errors import ParameterError
 from pipeline.params.base import BaseParams, LoraParams, TokensParams
 from pipeline.params.data import DataParams
+from pipeline.params.dpo import DPOParams
 from pipeline.params.evaluate import EvaluateParams
 from pipeline.params.ppo import PPOParams
 from pipeline.params.reward import RewardParams
@@ -22,6 +23,7 @@ SECTIONS: dict[str, type[Section]] = {
     "reward": RewardParams,
     "judge": RewardParams,
     "ppo": PPOParams,
+    "dpo": DPOParams,
     "evaluate": EvaluateParams,
     "runtime": RuntimeParams,
 }
