@@ -4,6 +4,8 @@ Axes: B batch, R response tokens, P prompts, G answers to one prompt. True in a 
 Index t = token t; a value is that of the state BEFORE token t.
 """
 
+from collections.abc import Callable
+
 import torch
 from torch import Tensor
 
@@ -57,7 +59,8 @@ def leave_one_out(rewards_PG: Tensor) -> Tensor:
 
 def group_centered(rewards_PG: Tensor) -> Tensor:
     """Each reward less the mean of its group, its own included: GRPO without the standard deviation (Liu et al. 2025)."""
-    return rewards_PG - rewards_PG.mean(1, keepdim=True)
+    exact_PG = rewards_PG.double()  # in which the mean of equal float32 numbers is that number
+    return (exact_PG - exact_PG.mean(1, keepdim=True)).to(rewards_PG)
 
 
 def group_normalized(rewards_PG: Tensor) -> Tensor:
@@ -65,5 +68,17 @@ def group_normalized(rewards_PG: Tensor) -> Tensor:
 
     A group without spread, a single answer for one, gets 0: finite, and without effect.
     """
-    std_P1 = rewards_PG.std(1, correction=0, keepdim=True)
-    return torch.where(std_P1 < NO_SPREAD, 0, group_centered(rewards_PG) / (std_P1 + STD_EPS))
+    centered_PG = group_centered(rewards_PG)
+    std_P1 = centered_PG.square().mean(1, keepdim=True).sqrt()
+    return torch.where(std_P1 < NO_SPREAD, 0, centered_PG / (std_P1 + STD_EPS))
+
+
+def over_tokens(rewards_BR: Tensor, mask_BR: Tensor, group_size: int, estimate: Callable[[Tensor], Tensor]) -> Tensor:
+    """`estimate` of whole answers' rewards, prompt by prompt, at each of their tokens; 0 at padding.
+
+    Args:
+        rewards_BR: 0 at padding; the answers to one prompt are neighbours.
+        estimate: [P, G] -> [P, G].
+    """
+    estimates_B1 = estimate(rewards_BR.sum(1).view(-1, group_size)).view(-1, 1)
+    return torch.where(mask_BR, estimates_B1, 0)

@@ -24,7 +24,14 @@ LAYERS = [
         "pipeline.preflight",
         "pipeline.check_data",
     ],
-    ["pipeline.rollout", "pipeline.evaluation", "pipeline.update", "pipeline.algorithms", "pipeline.samples"],
+    [
+        "pipeline.rollout",
+        "pipeline.evaluation",
+        "pipeline.update",
+        "pipeline.algorithms",
+        "pipeline.kl_control",
+        "pipeline.samples",
+    ],
     [
         "pipeline.objectives",
         "pipeline.advantages",
