@@ -23,6 +23,8 @@ LAYERS = [
         "pipeline.summary",
         "pipeline.preflight",
         "pipeline.check_data",
+        "pipeline.warmup",
+        "pipeline.warmup_summary",
     ],
     [
         "pipeline.rollout",
@@ -31,6 +33,7 @@ LAYERS = [
         "pipeline.algorithms",
         "pipeline.kl_control",
         "pipeline.samples",
+        "pipeline.cartpole",
     ],
     [
         "pipeline.objectives",
