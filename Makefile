@@ -1,13 +1,13 @@
 # make repro   the whole chain            make test   the tests
 # make dpo     DPO instead of PPO         make table  the result again
-# make ui      MLflow in the browser
+# make warmup  CartPole: start here       make ui     MLflow in the browser
 # Everything runs in .venv, made from requirements.lock. For bare dvc commands: source .venv/bin/activate
 
 PYTHON ?= $(shell command -v python3.11 || echo python3)
 BIN := .venv/bin
 export PATH := $(CURDIR)/$(BIN):$(PATH)
 
-.PHONY: setup repro dpo table health check-data test lint ui use clean
+.PHONY: setup repro dpo warmup table health check-data test lint ui use clean
 .DEFAULT_GOAL := repro
 
 setup: .venv/.complete
@@ -31,6 +31,11 @@ dpo: setup
 	@python -m pipeline.preflight
 	dvc repro alternatives/dvc.yaml:evaluate_dpo
 	@python -m pipeline.summary dpo
+
+# CartPole through the same functions, in a minute or two; needs nothing of the chain.
+warmup: setup
+	dvc repro alternatives/dvc.yaml:warmup
+	@python -m pipeline.warmup_summary
 
 table: setup
 	@python -m pipeline.summary

@@ -5,6 +5,7 @@ Axes: B pairs.
 
 from dataclasses import dataclass
 
+import torch
 from torch import Tensor
 
 from pipeline.backbone import Backbone
@@ -31,6 +32,11 @@ class PairPolicy:
     def backbone(self) -> Backbone:
         """The policy's."""
         return self.policy.backbone
+
+    @property
+    def device(self) -> torch.device:
+        """The policy's."""
+        return self.policy.device
 
     def __call__(self, batch: Pairs) -> tuple[Tensor, Tensor]:
         """Log-probabilities of the whole chosen and rejected answers, in nats; float32, [B] each."""

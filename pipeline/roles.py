@@ -37,6 +37,11 @@ class Policy:
     value_head: ScalarHead | None = None
     detach_values: bool = False
 
+    @property
+    def device(self) -> torch.device:
+        """Where it computes."""
+        return self.backbone.device
+
     def __call__(self, batch: Sequences) -> PolicyOutput:
         """One forward for log-probabilities and values."""
         batch = batch.to(self.backbone.device)
@@ -89,6 +94,11 @@ class RewardModel:
     backbone: Backbone
     adapter: str
     head: ScalarHead
+
+    @property
+    def device(self) -> torch.device:
+        """Where it computes."""
+        return self.backbone.device
 
     def __call__(self, batch: Pairs) -> tuple[Tensor, Tensor]:
         """Scores of the chosen and of the rejected answers; float32, [B] each."""

@@ -123,7 +123,7 @@ def accumulate(
     sums: dict[str, float] = {}
     maxima: dict[str, float] = {}
     for _, micro in microbatches(minibatch, microbatch_size):
-        micro = micro.to(model.backbone.device)
+        micro = micro.to(model.device)
         terms = objective(model(micro), micro)
         (terms.loss_sum / minibatch.num_terms).backward()
         for name, value in terms.sums.items():

@@ -23,7 +23,8 @@ from pipeline.tensors import (
 )
 
 FILE = SHARED / "golden" / "math.json"
-GOLDEN = json.loads(FILE.read_text()) if FILE.is_file() else {"ppo": [], "groups": [], "reward_pairs": [], "dpo": []}
+SECTIONS = ("ppo", "groups", "reward_pairs", "dpo")
+GOLDEN = json.loads(FILE.read_text()) if FILE.is_file() else {section: [] for section in SECTIONS}
 needs_file = pytest.mark.skipif(not FILE.is_file(), reason="../shared/golden is not beside this checkout")
 
 

@@ -24,6 +24,8 @@ LAYERS = [
         "pipeline.summary",
         "pipeline.preflight",
         "pipeline.check_data",
+        "pipeline.warmup",
+        "pipeline.warmup_summary",
     ],
     [
         "pipeline.rollout",
@@ -33,6 +35,7 @@ LAYERS = [
         "pipeline.kl_control",
         "pipeline.samples",
         "pipeline.rewards",
+        "pipeline.cartpole",
     ],
     [
         "pipeline.objectives",

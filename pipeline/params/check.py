@@ -13,6 +13,7 @@ from pipeline.params.reward import RewardParams
 from pipeline.params.runtime import RuntimeParams
 from pipeline.params.section import PARAMS_FILE, Section, parse_section, parse_seed, read_params, unusual_values
 from pipeline.params.sft import SFTParams
+from pipeline.params.warmup import WarmupParams
 
 SECTIONS: dict[str, type[Section]] = {
     "base": BaseParams,
@@ -25,6 +26,7 @@ SECTIONS: dict[str, type[Section]] = {
     "ppo": PPOParams,
     "dpo": DPOParams,
     "evaluate": EvaluateParams,
+    "warmup": WarmupParams,
     "runtime": RuntimeParams,
 }
 
