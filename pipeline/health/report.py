@@ -93,12 +93,14 @@ def block(stage: str, finding: Finding) -> str:
 
 
 def findings_table(found: Mapping[str, list[Finding]]) -> Table:
-    """Findings by stage."""
+    """Findings by stage; narrow enough for 80 columns."""
     table = Table(box=box.SIMPLE_HEAD, pad_edge=False, show_lines=True)
-    for column in ("stage", "step", "rule", "seen", "likely cause", "what to change"):
-        table.add_column(column, justify="right" if column == "step" else "left")
+    table.add_column("found", no_wrap=True)
+    table.add_column("seen, likely cause, what to change")
     for stage, findings in found.items():
         for finding in findings:
-            cells = (stage, str(finding.step), finding.rule, finding.seen, finding.cause, finding.change)
-            table.add_row(*map(Text, cells))
+            table.add_row(
+                Text(f"{finding.rule}\n{stage}, step {finding.step}"),
+                Text(f"{finding.seen}\n{finding.cause}\n{finding.change}"),
+            )
     return table

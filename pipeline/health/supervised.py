@@ -93,7 +93,7 @@ ACCURACY_AT_CHANCE = Rule(
     "accuracy-at-chance",
     accuracy_at_chance,
     "The learning rate is too low to learn anything, or chosen and rejected are mixed up or the same.",
-    "Multiply {stage}.lr and {stage}.head_lr by 3, or raise {stage}.epochs by 1; read ten pairs of data.pairs.",
+    "Multiply {stage}.lr by 3, or raise {stage}.epochs by 1; read ten pairs of data.pairs.",
 )
 NO_GAIN = Rule(
     "no-gain",
