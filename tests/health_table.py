@@ -10,7 +10,7 @@ from pipeline.health.supervised import ACCURACY_AT_CHANCE, BEHIND_BASELINE, LOSS
 
 PARTS = {
     "Every training stage": (NOT_FINITE, OUT_OF_MEMORY),
-    "sft, reward and judge": (LOSS_RISES, NO_GAIN, ACCURACY_AT_CHANCE, BEHIND_BASELINE),
+    "sft, reward, judge and dpo": (LOSS_RISES, NO_GAIN, ACCURACY_AT_CHANCE, BEHIND_BASELINE),
     "ppo: learning": LEARNING,
     "ppo: the answers": ANSWERS,
 }

@@ -104,6 +104,7 @@ CASES: list[tuple[str, list, dict[str, tuple[int, str]]]] = [
     # 1 - step / 30 is below one half from step 16 on
     ("reward", curve_of(30, RANKING | {"accuracy": 0.5}), {"accuracy-at-chance": (16, "50% of the training pairs")}),
     ("judge", curve_of(30, RANKING | {"accuracy": 0.5, "lr_adapter": 1.0}), {}),
+    ("dpo", curve_of(30, RANKING | {"accuracy": 0.5}), {"accuracy-at-chance": (16, "50% of the training pairs")}),
 ]  # fmt: skip
 RESULTS = [
     ("sft", {"development_loss_before": 3.5, "development_loss": 3.6}, {"no-gain": "3.5 before, 3.6 after"}),
