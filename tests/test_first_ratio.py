@@ -45,6 +45,19 @@ def test_at_learning_rate_0_kl_is_0_and_the_ratio_1(make_backbone: Callable[...,
     assert summarize(world.experience(3))["kl_per_sequence_k1"] == 0
 
 
+@pytest.mark.parametrize("algorithm", ["reinforce", "rloo", "grpo"])
+def test_the_same_with_two_answers_to_a_prompt_and_no_critic(
+    make_backbone: Callable[..., Backbone], algorithm: str
+) -> None:
+    cfg = ppo_params(algorithm=algorithm, group_size=2)
+    world = World(make_backbone, cfg, lr=0.0, prompts=PROMPTS[: cfg.prompts_per_iteration], quantization="nf4")
+    found: list[dict[str, float]] = []
+    world.train(2, lambda _, stats, __: found.append(stats))
+    for stats in found:
+        assert stats["kl_per_sequence_k1"] == stats["first_log_ratio_max"] == 0
+        assert stats["log_ratio_max"] < TOLERANCE["float32"]
+
+
 @pytest.mark.parametrize("setting", BASES, ids=str)
 def test_other_shapes_in_the_update_and_adapters_switched_between_move_no_ratio(
     make_backbone: Callable[..., Backbone], setting: Setting
