@@ -66,7 +66,7 @@ def evaluate(
     with policy.backbone.inference():
         old_logprobs_BR, values_BR, entropies_BR = by_minibatch(lambda batch: _policy_pass(policy, batch))
         (ref_logprobs_BR,) = by_minibatch(lambda batch: (reference(batch).logprobs_BR,))
-    scores_B = score(rollout)
+        scores_B = score(rollout)
     if cfg.old_logprobs == "rollout":
         old_logprobs_BR = rollout.behaviour_logprobs_BR
         weights_BR = torch.ones_like(old_logprobs_BR)
