@@ -14,7 +14,7 @@ from pipeline.progress import console
 
 METRICS, CURVES, PICTURE = Path("metrics/warmup.json"), Path("plots/warmup.tsv"), Path("plots/warmup.png")
 NAMES = {"reinforce_without_baseline": "REINFORCE without baseline", "reinforce": "REINFORCE", "ppo": "PPO"}
-BARS = " ▁▂▃▄▅▆▇█"
+BARS = "▁▂▃▄▅▆▇█"
 LONGEST = 500.0
 NOTES = """\
 Mean return of the trained policy in episodes it has not seen; an episode pays 1 a
@@ -30,14 +30,14 @@ def small_curve(values: list[float]) -> str:
 def table(metrics: dict[str, dict[str, dict[str, float]]], curves: dict[str, list[float]]) -> Table:
     """Every algorithm with every seed."""
     result = Table(title="CartPole-v1", title_justify="left", box=box.SIMPLE_HEAD, pad_edge=False, padding=(0, 1, 0, 0))
-    for column in ("seed", "sampled", "worst", "greedy"):
-        result.add_column(column, justify="right", no_wrap=True)
+    for column in ("", "sampled", "worst", "greedy"):
+        result.add_column(column, justify="right" if column else "left", no_wrap=True)
     result.add_column(f"{curves['episodes'][-1]:.0f} episodes of training", no_wrap=True)
     for name, shown in NAMES.items():
-        result.add_row("", "", "", "", f"[bold]{shown}[/bold]")
-        for seed, learnt in sorted(metrics[name].items()):
-            figures = (f"{learnt[key]:.0f}" for key in ("sampled_mean", "sampled_min", "greedy_mean"))
-            result.add_row(seed.removeprefix("seed_"), *figures, small_curve(curves[f"{name}_{seed}"]))
+        result.add_row(shown, style="bold")
+        for seed in sorted(metrics[name], key=lambda seed: int(seed.removeprefix("seed_"))):
+            figures = (f"{metrics[name][seed][key]:.0f}" for key in ("sampled_mean", "sampled_min", "greedy_mean"))
+            result.add_row(f"  {seed.replace('_', ' ')}", *figures, small_curve(curves[f"{name}_{seed}"]))
     return result
 
 
