@@ -165,9 +165,10 @@ def test_stage_and_summary(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caps
     assert len(rows) == 1 + 3 and {"episodes", *METHODS} <= set(rows[0].split("\t"))
     warmup_summary.main()
     shown = capsys.readouterr().out
-    assert "REINFORCE without baseline" in shown and "48 episodes" in shown
+    assert "REINFORCE, no baseline" in shown and "48 episodes" in shown
     assert warmup_summary.PICTURE.stat().st_size > 10_000
 
 
-def test_small_curve_goes_from_0_to_500() -> None:
+def test_small_curve_goes_from_0_to_500_and_stays_small() -> None:
     assert warmup_summary.small_curve([0, 500]) == "▁█"
+    assert warmup_summary.small_curve([0.0] * 60) == "▁" * 30
