@@ -41,9 +41,8 @@ def _dvc_file(name: str) -> Path:
     for file, stages in known.items():
         if name in stages:
             return file
-    raise UserError(
-        f"{name} is not a stage; " + " and ".join(f"{file} has {', '.join(stages)}" for file, stages in known.items())
-    )
+    places = "; ".join(f"{file} has {', '.join(stages)}" for file, stages in known.items())
+    raise UserError(f"{name} is not a stage: {places}.")
 
 
 def _stages(file: Path) -> dict[str, dict[str, Any]]:

@@ -7,7 +7,7 @@ from pipeline.algorithms import Algorithm
 from pipeline.batch import Experience
 from pipeline.data.examples import Prompt, prompt_batches
 from pipeline.errors import TrainingError
-from pipeline.evaluation import Score, evaluate, summarize, summarize_critic
+from pipeline.evaluation import Score, evaluate, score_normalizer, summarize, summarize_critic
 from pipeline.kl_control import KLControl
 from pipeline.params.ppo import PPOParams
 from pipeline.randomness import derive_seed
@@ -40,6 +40,7 @@ def train_online(
     plan = UpdatePlan(cfg.epochs, cfg.minibatch_size, microbatch_size, cfg.stop_kl)
     sampling = replace(sampling, samples=cfg.answers_per_prompt)
     kl = KLControl(cfg.kl_coef, cfg.kl_target, cfg.kl_horizon)
+    normalize = score_normalizer(cfg)
     watch(0)
     for step, prompts_P in enumerate(prompts):
         warming_up = algorithm.critic_objective is not None and step < cfg.critic_warmup
@@ -49,7 +50,9 @@ def train_online(
         beside = None if warming_up else rehearsal
 
         rollout = generate(policy, prompts_P, sampling, step)  # 1 rollout
-        experience = evaluate(rollout, policy, reference, score, algorithm, cfg, microbatch_size)  # 2 evaluate
+        experience = evaluate(  # 2 evaluate
+            rollout, policy, reference, score, algorithm, cfg, microbatch_size, normalize
+        )
         seed = derive_seed(sampling.seed, step)
         with policy.backbone.training(dropout=False):
             stats = update(policy, optimizer, experience, objective, plan, seed, beside)  # 3 update

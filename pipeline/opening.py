@@ -1,8 +1,6 @@
-"""Opening the base for a stage: the one that `prepare` saw, or none. And what of it the stage trains."""
+"""Opening what earlier stages left: the base that `prepare` saw, or none; reward models."""
 
 import json
-
-from torch import nn
 
 from pipeline.backbone import Backbone, BaseIdentity
 from pipeline.base_model import fingerprint, public_name
@@ -10,7 +8,9 @@ from pipeline.errors import BaseModelError
 from pipeline.loading import load_backbone
 from pipeline.params.base import BaseParams
 from pipeline.progress import console
+from pipeline.roles import RewardModel
 from pipeline.stage import BASE_FILE, Stage
+from pipeline.weights import load_head
 
 
 def open_base(stage: Stage) -> Backbone:
@@ -37,10 +37,12 @@ def open_base(stage: Stage) -> Backbone:
     return backbone
 
 
-def train_adapter(stage: Stage, backbone: Backbone, name: str) -> list[nn.Parameter]:
-    """Makes `name` the one trainable adapter, and says how many weights that is: training none can look like training."""
-    parameters = backbone.train(name)
-    count = sum(parameter.numel() for parameter in parameters)
-    stage.tracker.set_tags({"trained_weights": str(count)})
-    console.print(f"{stage.name}: {count:,} weights of adapter {name} are trained", markup=False)
-    return parameters
+def open_reward_model(stage: Stage, backbone: Backbone, name: str) -> RewardModel:
+    """The reward model or the judge, frozen, on an open base.
+
+    Raises:
+        DataError, BaseModelError: its adapter or head is missing, damaged or of another base.
+    """
+    folder = stage.input(f"artifacts/{name}")
+    backbone.load_adapter(name, folder)
+    return RewardModel(backbone, name, load_head(folder, backbone.hidden_size, backbone.device))

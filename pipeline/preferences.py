@@ -65,8 +65,8 @@ def with_reference(
     return ReferencedPairs(pairs.chosen, pairs.rejected, chosen_B, rejected_B)
 
 
-def implicit_gaps(policy: Policy, reference: Policy, pairs: Pairs, microbatch_size: int) -> Tensor:
-    """Implicit reward of the chosen less that of the rejected answer, per unit of beta, in nats; [B]."""
+def implicit_gaps(policy: Policy, reference: Policy, pairs: Pairs, beta: float, microbatch_size: int) -> Tensor:
+    """Implicit reward of the chosen less that of the rejected answer, without gradient; [B]."""
     chosen_B, rejected_B = PairPolicy(policy).logprobs_all(pairs, microbatch_size)
     ref_chosen_B, ref_rejected_B = PairPolicy(reference).logprobs_all(pairs, microbatch_size)
-    return (chosen_B - ref_chosen_B) - (rejected_B - ref_rejected_B)
+    return beta * ((chosen_B - ref_chosen_B) - (rejected_B - ref_rejected_B))

@@ -86,6 +86,12 @@ class Stage:
         """A bar for the stage's loop."""
         return ProgressBar(self.name, total, self.runtime.log_every)
 
+    def tell_trained(self, sizes: dict[str, int]) -> None:
+        """Says how many weights are trained, by what they belong to: training none can look like training."""
+        counts = ", ".join(f"{count:,} ({name})" for name, count in sizes.items())
+        console.print(f"{self.name}: weights that are trained: {counts}", markup=False)
+        self.tracker.set_tags({f"trained_weights.{name}": str(count) for name, count in sizes.items()})
+
     def log(self, step: int, metrics: dict[str, float]) -> None:
         """One step's figures, to MLflow and to the stage's curves."""
         self.tracker.log_metrics(step, metrics)
@@ -146,7 +152,7 @@ def _start_tracking(name: str, runtime: RuntimeParams, definition: dict[str, lis
     inputs = {
         path: hash_path(Path(path)) for path in definition["deps"] if not path.endswith(".py") and Path(path).exists()
     }
-    code = [hash_path(Path(folder)) for folder in ("pipeline", "stages")]
+    code = [hash_path(Path(folder)) for folder in ("pipeline", "stages", "rewards")]
     tracker = start_run(
         uri=os.environ.get("MLFLOW_TRACKING_URI") or runtime.tracking_uri,
         experiment=runtime.experiment,

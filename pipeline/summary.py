@@ -1,4 +1,4 @@
-"""The result as two short tables: what `make repro` and `make dpo` end with."""
+"""The result as three short tables: what `make repro` and `make dpo` end with."""
 
 import json
 import sys
@@ -12,18 +12,21 @@ from pipeline.progress import console
 
 METRICS = {"repro": Path("metrics/evaluate.json"), "dpo": Path("metrics/evaluate_dpo.json")}
 """What each `make` command leaves behind."""
-ROLES = {"base": "base", "sft": "SFT", "policy": "PPO", "dpo": "DPO"}
+ROLES = {"base": "base", "sft": "SFT", "policy": "policy", "dpo": "DPO"}
 MODELS = {"reward_model": "reward", "judge_model": "judge", "dpo_model": "DPO"}
 MODES = ("sampled", "greedy")
 NOTES = """\
+policy: of stage ppo. DPO: of stage dpo, from the pairs that the reward model has.
 wins: share of prompts where the answer scores above SFT's (ties one half), in %,
-with a 95% interval; by the reward model that PPO was trained on, and by a judge
+with a 95% interval; by the reward that PPO climbed (ppo.reward), and by a judge
 that PPO never saw. at equal length: the judge's, length accounted for. The judge
 shares backbone and data style with the reward model: not independent evidence.
 KL: to the SFT model, in nats per answer. tokens: median length. ends: answers
 that end by themselves. distinct: different pairs of tokens among all.
+how sure: mean of sigmoid(|gap|), in %; off by: how far that is from being
+right, in points (expected calibration error).
 
-answers side by side   artifacts/evaluation/sampled.tsv, greedy.tsv
+answers side by side   artifacts/evaluation*/sampled.tsv, greedy.tsv
 curves                 dvc plots show
 runs compared          make ui"""
 
@@ -36,10 +39,9 @@ def answers_table(metrics: dict[str, Any]) -> Table:
     )
     for mode in MODES:
         result.add_row(mode, style="bold")
-        for role in sorted(metrics[mode], key=list(ROLES).index):
-            row = metrics[mode][role]
+        for name, row in _present(ROLES, metrics[mode]):
             result.add_row(
-                f"  {ROLES[role]}",
+                f"  {name}",
                 _rate(row.get("win_rate_reward")),
                 _rate(row.get("win_rate_judge")),
                 _rate(row.get("win_rate_judge_length_controlled")),
@@ -55,14 +57,25 @@ def models_table(metrics: dict[str, Any]) -> Table:
     """Reward model and judge, and DPO's policy as a reward model, beside what they must beat."""
     title = f"Right on {metrics['reward_model']['pairs']} held-out pairs"
     result = _table(title, ("", "accuracy", "length\nalone", "lead over\nit", "bag of\nwords", "lead over\nit"))
-    for name in sorted(metrics.keys() & MODELS.keys(), key=list(MODELS).index):
-        row = metrics[name]
+    for name, row in _present(MODELS, metrics):
         rivals = (
             rate
             for rival in ("length_alone", "bag_of_words")
             for rate in (_rate(row[f"accuracy_{rival}"]), _lead(row[f"lead_over_{rival}"]))
         )
-        result.add_row(MODELS[name], _rate(row["accuracy"]), *rivals)
+        result.add_row(name, _rate(row["accuracy"]), *rivals)
+    return result
+
+
+def trust_table(metrics: dict[str, Any]) -> Table:
+    """How sure they are, and whether they go by length."""
+    result = _table(
+        "Right by length of the chosen answer; how sure",
+        ("", "chosen is\nshorter", "similar", "longer", "how\nsure", "off by\n(ECE)"),
+    )
+    for name, row in _present(MODELS, metrics):
+        groups = (_group(row["by_length"][group]) for group in ("chosen_shorter", "similar", "chosen_longer"))
+        result.add_row(name, *groups, f"{row['confidence']:.0%}", f"{100 * row['ece']:.0f}")
     return result
 
 
@@ -87,8 +100,12 @@ def main(command: str = "repro") -> None:
                 f"{METRICS[name]} is of another run and is left out; `make {name}` makes it anew.", markup=False
             )
         metrics = both or metrics
-    console.print(answers_table(metrics), models_table(metrics))
+    console.print(answers_table(metrics), models_table(metrics), trust_table(metrics))
     console.print(NOTES, markup=False)
+
+
+def _present(names: dict[str, str], metrics: dict[str, Any]) -> list[tuple[str, dict[str, Any]]]:
+    return [(shown, metrics[name]) for name, shown in names.items() if name in metrics]
 
 
 def _table(title: str, columns: tuple[str, ...]) -> Table:
@@ -102,6 +119,11 @@ def _rate(rate: dict[str, float] | None) -> str:
     if rate is None:
         return "-"
     return "{mean:.0f}% ({low:.0f}-{high:.0f})".format(**_percent(rate))
+
+
+def _group(group: dict[str, float]) -> str:
+    share = f"{group['accuracy']:.0%}" if group["pairs"] else "-"
+    return f"{share} of {group['pairs']:.0f}"
 
 
 def _lead(difference: dict[str, float]) -> str:

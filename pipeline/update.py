@@ -56,6 +56,11 @@ class Optimizer:
         """All that is trained."""
         return [parameter for group in self.groups for parameter in group.parameters]
 
+    @property
+    def sizes(self) -> dict[str, int]:
+        """How many weights each group has."""
+        return {group.name: sum(parameter.numel() for parameter in group.parameters) for group in self.groups}
+
     def zero_grad(self) -> None:
         """Forgets gradients."""
         self._adam.zero_grad(set_to_none=True)

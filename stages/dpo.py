@@ -13,7 +13,7 @@ from pipeline.data.prepared import read_pairs
 from pipeline.objectives.offline import dpo as dpo_objective
 from pipeline.objectives.terms import Terms
 from pipeline.offline import train_offline
-from pipeline.opening import open_base, train_adapter
+from pipeline.opening import open_base
 from pipeline.params.dpo import DPOParams
 from pipeline.preferences import PairPolicy, ReferencedPairs, with_reference
 from pipeline.roles import Policy
@@ -32,18 +32,19 @@ def dpo(stage: Stage) -> None:
     frozen = backbone.adapter_hash("sft")
     reference = Policy(backbone, "sft", temperature=1.0, logprob_chunk=runtime.logprob_chunk)
     model = PairPolicy(Policy(backbone, "dpo", temperature=1.0, logprob_chunk=runtime.logprob_chunk))
-    referenced = with_reference(pairs, reference, cfg.batch_size, stage.seed, runtime.microbatch_size)
+    pairs = with_reference(pairs, reference, cfg.batch_size, stage.seed, runtime.microbatch_size)
     watched = with_reference(watched, reference, len(watched), stage.seed, runtime.microbatch_size)
 
     def objective(logprobs: tuple[Tensor, Tensor], batch: ReferencedPairs) -> Terms:
         return dpo_objective(*logprobs, batch.ref_chosen_B, batch.ref_rejected_B, cfg.beta, cfg.label_smoothing)
 
-    steps = steps_in(referenced, cfg.batch_size, cfg.epochs)
+    steps = steps_in(pairs, cfg.batch_size, cfg.epochs)
     optimizer = Optimizer(
-        [ParameterGroup("adapter", train_adapter(stage, backbone, "dpo"), cfg.lr)],
+        [ParameterGroup("adapter", backbone.train("dpo"), cfg.lr)],
         cfg.max_grad_norm,
         cosine_to_tenth(steps, cfg.warmup_share),
     )
+    stage.tell_trained(optimizer.sizes)
     with stage.progress(steps) as bar:
 
         def log(step: int, stats: dict[str, float]) -> None:
@@ -52,7 +53,7 @@ def dpo(stage: Stage) -> None:
 
         train_offline(
             model,
-            epochs_of(referenced, cfg.batch_size, cfg.epochs, stage.seed),
+            epochs_of(pairs, cfg.batch_size, cfg.epochs, stage.seed),
             optimizer,
             objective,
             runtime.microbatch_size,

@@ -7,7 +7,7 @@ from pipeline.data.examples import demonstrations, epochs_of, steps_in
 from pipeline.data.prepared import read_demonstrations, read_pairs
 from pipeline.objectives.offline import sft as sft_objective
 from pipeline.offline import train_offline
-from pipeline.opening import open_base, train_adapter
+from pipeline.opening import open_base
 from pipeline.params.base import LoraParams
 from pipeline.params.sft import SFTParams
 from pipeline.roles import Policy
@@ -27,10 +27,11 @@ def sft(stage: Stage) -> None:
 
     steps = steps_in(rows, cfg.batch_size, cfg.epochs)
     optimizer = Optimizer(
-        [ParameterGroup("adapter", train_adapter(stage, backbone, "sft"), cfg.lr)],
+        [ParameterGroup("adapter", backbone.train("sft"), cfg.lr)],
         cfg.max_grad_norm,
         cosine_to_tenth(steps, cfg.warmup_share),
     )
+    stage.tell_trained(optimizer.sizes)
     with stage.progress(steps) as bar:
 
         def log(step: int, stats: dict[str, float]) -> None:

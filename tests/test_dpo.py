@@ -217,17 +217,17 @@ def test_implicit_gaps_are_log_ratios_of_chosen_less_rejected(
     make_backbone: Callable[..., Backbone], tmp_path: Path
 ) -> None:
     world = World(make_backbone, tmp_path)
-    assert implicit_gaps(world.policy, world.reference, PAIRS, 4).tolist() == [0] * len(PAIRS)
+    assert implicit_gaps(world.policy, world.reference, PAIRS, BETA, 4).tolist() == [0] * len(PAIRS)
     with torch.no_grad():
         for parameter in world.parameters:
             parameter.add_(torch.randn_like(parameter) * 0.05)
     expected = [
         sum(
-            sign * (logprob_by_a_loop(world.backbone, "dpo", rows, row) - logprob_by_a_loop(world.backbone, "sft", rows, row))
+            BETA * sign * (logprob_by_a_loop(world.backbone, "dpo", rows, row) - logprob_by_a_loop(world.backbone, "sft", rows, row))
             for sign, rows in ((1, PAIRS.chosen), (-1, PAIRS.rejected))
         )
         for row in range(len(PAIRS))
     ]  # fmt: skip
-    gaps_B = implicit_gaps(world.policy, world.reference, PAIRS, 4)
-    assert gaps_B.tolist() == pytest.approx(expected, abs=1e-4)
-    assert float(gaps_B.abs().min()) > 1e-3
+    gaps_B = implicit_gaps(world.policy, world.reference, PAIRS, BETA, 4)
+    assert gaps_B.tolist() == pytest.approx(expected, abs=1e-5)
+    assert float(gaps_B.abs().min()) > 1e-4

@@ -16,6 +16,7 @@ LAYERS = [
         "pipeline.online",
         "pipeline.offline",
         "pipeline.comparison",
+        "pipeline.pair_figures",
         "pipeline.development",
         "pipeline.held_out",
         "pipeline.stage",
@@ -34,6 +35,7 @@ LAYERS = [
         "pipeline.kl_control",
         "pipeline.samples",
         "pipeline.cartpole",
+        "pipeline.rewards",
     ],
     [
         "pipeline.objectives",
@@ -50,6 +52,8 @@ LAYERS = [
         "pipeline.tiny",
         "pipeline.data",
         "pipeline.baselines",
+        "pipeline.penalties",
+        "pipeline.reward_function",
         "pipeline.statistics",
         "pipeline.lineage",
         "pipeline.tracking",
@@ -57,6 +61,7 @@ LAYERS = [
     [
         "pipeline.tensors",
         "pipeline.batch",
+        "pipeline.moments",
         "pipeline.randomness",
         "pipeline.params",
         "pipeline.files",
@@ -65,6 +70,7 @@ LAYERS = [
     ["pipeline.errors", "pipeline.__init__"],
 ]
 DATA = ("${data.pairs}", "${data.demonstrations}", "${data.prompts}")
+FUNCTIONS = "rewards"  # the users' own
 MODULES = sorted(path.relative_to(ROOT) for folder in ("pipeline", "stages") for path in (ROOT / folder).rglob("*.py"))
 DVC = {file: YAML(typ="safe").load((ROOT / file).read_text(encoding="utf-8")) for file in DVC_FILES}
 STAGES = dvc_stages()
@@ -175,7 +181,11 @@ def test_every_input_is_made_by_a_stage_or_is_the_data() -> None:
     made = {path for stage in STAGES for path in outputs(stage)}
     for stage in STAGES.values():
         for dep in stage["deps"]:
-            assert dep.endswith(".py") or dep in made or dep in DATA
+            assert dep.endswith(".py") or dep in made or dep in (*DATA, FUNCTIONS)
+
+
+def test_a_users_function_that_changes_reruns_what_it_scores() -> None:
+    assert [name for name, stage in STAGES.items() if FUNCTIONS in stage["deps"]] == ["ppo", "evaluate", "evaluate_dpo"]
 
 
 def test_ppo_never_sees_the_judge() -> None:

@@ -113,11 +113,12 @@ def test_a_reloaded_adapter_trains_as_many_weights_as_before(
     backbone = make_backbone(adapters=())
     backbone.load_adapter("policy", tmp_path)
     assert not any(parameter.requires_grad for parameter in backbone.causal.parameters())
-    backbone.train("policy")
+    optimizer = adam(backbone.train("policy"))
     trainable = sum(parameter.numel() for parameter in backbone.causal.parameters() if parameter.requires_grad)
     saved = sum(tensor.numel() for tensor in load_file(tmp_path / "adapter_model.safetensors").values())
+    assert optimizer.sizes == {"adapter": trainable}
     assert trainable == at_sft == saved > 0
     before = backbone.adapter_hash("policy")
     model = Policy(backbone, "policy", 1.0, 16)
-    train_offline(model, [ROWS], adam(backbone.train("policy")), objective, 6, True, lambda *_: None)
+    train_offline(model, [ROWS], optimizer, objective, 6, True, lambda *_: None)
     assert backbone.adapter_hash("policy") != before

@@ -10,6 +10,8 @@ from pipeline.summary import main, merged
 
 RATE = {"mean": 0.5, "low": 0.4, "high": 0.6}
 MODEL = {"pairs": 9} | {f"accuracy{rival}": RATE for rival in ("", "_length_alone", "_bag_of_words")}
+MODEL |= {"by_length": {group: {"pairs": 0} for group in ("chosen_shorter", "similar", "chosen_longer")}}
+MODEL |= {"confidence": 0.7, "ece": 0.1}
 MODEL |= {f"lead_over_{rival}": RATE for rival in ("length_alone", "bag_of_words")}
 
 
@@ -43,7 +45,7 @@ def test_what_is_there_is_printed(
     monkeypatch.chdir(tmp_path)
     (tmp_path / "metrics").mkdir()
     files = {"policy": Path("metrics/evaluate.json"), "dpo": Path("metrics/evaluate_dpo.json")}
-    names = {"policy": "  PPO  ", "dpo": "  DPO  "}
+    names = {"policy": "  policy  ", "dpo": "  DPO  "}
     with pytest.raises(SystemExit):
         main(command)
     assert f"run `make {command}`" in capsys.readouterr().out

@@ -17,13 +17,16 @@ def sft(logprobs_BR: Tensor, mask_BR: Tensor) -> Terms:
     return Terms(loss_sum, {"loss": loss_sum.detach()})
 
 
-def bradley_terry(chosen_B: Tensor, rejected_B: Tensor, margin: float = 0.0) -> Terms:
-    """-log sigmoid(chosen - rejected - margin), summed over pairs, in float32 (Ouyang et al. 2022, equation 1).
+def bradley_terry(chosen_B: Tensor, rejected_B: Tensor, margin: float = 0.0, label_smoothing: float = 0.0) -> Terms:
+    """-(1 - e) log sigmoid(x) - e log sigmoid(-x) with x = chosen - rejected - margin, summed over pairs, in float32.
 
-    A tie counts as half right.
+    Ouyang et al. 2022, equation 1; margin as in Touvron et al. 2023 (Llama 2), equation 2; the smoothing e = P(label is
+    wrong) as in conservative DPO (Mitchell 2023). With e > 0 the loss is least at x = log((1 - e) / e), not at infinity.
+    A tie counts as half right; accuracy knows no margin.
     """
     gap_B = chosen_B.float() - rejected_B.float()
-    loss_sum = F.softplus(-(gap_B - margin)).sum()
+    wanted_B = gap_B - margin
+    loss_sum = ((1 - label_smoothing) * F.softplus(-wanted_B) + label_smoothing * F.softplus(wanted_B)).sum()
     with torch.no_grad():
         right = (gap_B > 0).sum() + 0.5 * (gap_B == 0).sum()
     return Terms(loss_sum, {"loss": loss_sum.detach(), "accuracy": right, "gap": gap_B.detach().sum()})
@@ -37,32 +40,22 @@ def dpo(
     beta: float,
     label_smoothing: float = 0.0,
 ) -> Terms:
-    """-log sigmoid(beta * gap of log-ratios), summed over pairs (Rafailov et al. 2023, equation 7).
+    """`bradley_terry` on implicit rewards, beta * (log-probability - the reference's) (Rafailov et al. 2023, equation 7).
 
-    With label_smoothing e it is (1 - e) times that plus e times the loss of the swapped pair: conservative DPO
-    (Mitchell 2023, "A note on DPO with noisy preferences").
+    With label_smoothing it is conservative DPO (Mitchell 2023, "A note on DPO with noisy preferences").
 
     Args:
         chosen_B, rejected_B: the policy's log-probabilities of whole answers, in nats.
         ref_chosen_B, ref_rejected_B: the reference's, without gradient.
 
     Returns:
-        sums: loss; reward_chosen and reward_rejected, the implicit rewards beta * (log-probability - the reference's);
-        margin, their difference; accuracy, where a tie counts as half right; logprob_chosen and logprob_rejected. The
-        margin often grows while logprob_chosen falls.
+        sums: loss; accuracy; reward_chosen and reward_rejected, the implicit rewards; margin, their difference;
+        logprob_chosen and logprob_rejected, the policy's. The margin often grows while logprob_chosen falls.
     """
     reward_chosen_B = beta * (chosen_B - ref_chosen_B)
     reward_rejected_B = beta * (rejected_B - ref_rejected_B)
-    margin_B = reward_chosen_B - reward_rejected_B
-    loss_sum = ((1 - label_smoothing) * F.softplus(-margin_B) + label_smoothing * F.softplus(margin_B)).sum()
-    with torch.no_grad():
-        sums = {
-            "loss": loss_sum.detach(),
-            "accuracy": (margin_B > 0).sum() + 0.5 * (margin_B == 0).sum(),
-            "margin": margin_B.sum(),
-            "reward_chosen": reward_chosen_B.sum(),
-            "reward_rejected": reward_rejected_B.sum(),
-            "logprob_chosen": chosen_B.sum(),
-            "logprob_rejected": rejected_B.sum(),
-        }
-    return Terms(loss_sum, sums)
+    terms = bradley_terry(reward_chosen_B, reward_rejected_B, label_smoothing=label_smoothing)
+    implicit = {"reward_chosen": reward_chosen_B, "reward_rejected": reward_rejected_B}
+    implicit |= {"logprob_chosen": chosen_B, "logprob_rejected": rejected_B}
+    sums = {"loss": terms.sums["loss"], "accuracy": terms.sums["accuracy"], "margin": terms.sums["gap"]}
+    return Terms(terms.loss_sum, sums | {name: values_B.detach().sum() for name, values_B in implicit.items()})
