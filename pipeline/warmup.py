@@ -55,14 +55,13 @@ class Method:
     advantages: Callable[[Tensor, Tensor, Tensor, Tensor], tuple[Tensor, Tensor]]
     objective: Callable[[PolicyOutput, Experience], Terms]
     plan: UpdatePlan
-    lr: float
     with_critic: bool
 
 
 def train(method: Method, cfg: WarmupParams, seed: int, log: Callable[[int, dict[str, float]], None]) -> ActorCritic:
     """The loop. In RLHF a fourth beat gives the new weights to the sampler; here policy and sampler are one."""
     policy, envs = ActorCritic(seed, method.with_critic), cartpoles(cfg.episodes)
-    optimizer = _optimizer(policy, method.lr)
+    optimizer = _optimizer(policy, cfg.lr)
     for step in range(cfg.iterations):
         noise = derive_seed(seed, "training", step)
         episodes = rollout(policy, envs, noise, sampled)  # 1 rollout
@@ -118,7 +117,7 @@ def _policy_gradient(cfg: WarmupParams, scale: Callable[[Tensor, Tensor], Tensor
         return online.actor_alone(policy)
 
     once = UpdatePlan(epochs=1, minibatch_size=cfg.episodes, microbatch_size=cfg.episodes, stop_kl=None)
-    return Method(advantages, objective, once, cfg.reinforce.lr, with_critic=False)
+    return Method(advantages, objective, once, with_critic=False)
 
 
 def ppo(cfg: WarmupParams) -> Method:
@@ -127,19 +126,18 @@ def ppo(cfg: WarmupParams) -> Method:
     def advantages(
         rewards_BR: Tensor, values_BR: Tensor, mask_BR: Tensor, bootstrap_B: Tensor
     ) -> tuple[Tensor, Tensor]:
-        advantages_BR, returns_BR = gae(rewards_BR, values_BR, mask_BR, cfg.gamma, cfg.ppo.lam, bootstrap_B)
+        advantages_BR, returns_BR = gae(rewards_BR, values_BR, mask_BR, cfg.gamma, cfg.lam, bootstrap_B)
         return masked_whiten(advantages_BR, mask_BR), returns_BR
 
     def objective(output: PolicyOutput, batch: Experience) -> Terms:
         policy = online.clipped_surrogate(
-            output.logprobs_BR, batch.old_logprobs_BR, batch.advantages_BR, batch.mask_BR, cfg.ppo.clip
+            output.logprobs_BR, batch.old_logprobs_BR, batch.advantages_BR, batch.mask_BR, cfg.clip
         )
         value = online.clipped_value(output.values_BR, batch.values_BR, batch.returns_BR, batch.mask_BR, CLIP_VALUE)
         return online.ppo(policy, value, VF_COEF)
 
-    size = cfg.ppo.minibatch_size
-    plan = UpdatePlan(cfg.ppo.epochs, minibatch_size=size, microbatch_size=size, stop_kl=None)
-    return Method(advantages, objective, plan, cfg.ppo.lr, with_critic=True)
+    plan = UpdatePlan(cfg.epochs, cfg.minibatch_size, microbatch_size=cfg.minibatch_size, stop_kl=None)
+    return Method(advantages, objective, plan, with_critic=True)
 
 
 METHODS: dict[str, Callable[[WarmupParams], Method]] = {

@@ -13,9 +13,10 @@ from pipeline.cartpole import SOLVED
 from pipeline.progress import console
 
 METRICS, CURVES, PICTURE = Path("metrics/warmup.json"), Path("plots/warmup.tsv"), Path("plots/warmup.png")
-NAMES = {"reinforce_without_baseline": "REINFORCE without baseline", "reinforce": "REINFORCE", "ppo": "PPO"}
-BARS = " ▁▂▃▄▅▆▇█"
+NAMES = {"reinforce_without_baseline": "REINFORCE, no baseline", "reinforce": "REINFORCE", "ppo": "PPO"}
+BARS = "▁▂▃▄▅▆▇█"
 LONGEST = 500.0
+WIDTH = 30  # characters of a small curve
 NOTES = """\
 Mean return of the trained policy in episodes it has not seen; an episode pays 1 a
 step, 500 at most, and CartPole counts as solved at 475. sampled: as trained, worst:
@@ -23,21 +24,22 @@ its shortest episode; greedy: the likeliest action. At the right, how it was lea
 
 
 def small_curve(values: list[float]) -> str:
-    """One character per value, from 0 to 500."""
-    return "".join(BARS[round(value / LONGEST * (len(BARS) - 1))] for value in values)
+    """A character per value, from 0 to 500; of many values each second, each third and so on."""
+    shown = values[:: -(-len(values) // WIDTH)]
+    return "".join(BARS[round(value / LONGEST * (len(BARS) - 1))] for value in shown)
 
 
 def table(metrics: dict[str, dict[str, dict[str, float]]], curves: dict[str, list[float]]) -> Table:
     """Every algorithm with every seed."""
     result = Table(title="CartPole-v1", title_justify="left", box=box.SIMPLE_HEAD, pad_edge=False, padding=(0, 1, 0, 0))
-    for column in ("seed", "sampled", "worst", "greedy"):
-        result.add_column(column, justify="right", no_wrap=True)
+    for column in ("", "sampled", "worst", "greedy"):
+        result.add_column(column, justify="right" if column else "left", no_wrap=True)
     result.add_column(f"{curves['episodes'][-1]:.0f} episodes of training", no_wrap=True)
     for name, shown in NAMES.items():
-        result.add_row("", "", "", "", f"[bold]{shown}[/bold]")
-        for seed, learnt in sorted(metrics[name].items()):
-            figures = (f"{learnt[key]:.0f}" for key in ("sampled_mean", "sampled_min", "greedy_mean"))
-            result.add_row(seed.removeprefix("seed_"), *figures, small_curve(curves[f"{name}_{seed}"]))
+        result.add_row(shown, style="bold")
+        for seed in sorted(metrics[name], key=lambda seed: int(seed.removeprefix("seed_"))):
+            figures = (f"{metrics[name][seed][key]:.0f}" for key in ("sampled_mean", "sampled_min", "greedy_mean"))
+            result.add_row(f"  {seed.replace('_', ' ')}", *figures, small_curve(curves[f"{name}_{seed}"]))
     return result
 
 
@@ -67,7 +69,7 @@ def main() -> None:
         rows = list(csv.DictReader(stream, delimiter="\t"))
     curves = {column: [float(row[column]) for row in rows] for column in rows[0]}
     console.print(table(json.loads(METRICS.read_text(encoding="utf-8")), curves))
-    picture(curves).savefig(PICTURE, dpi=120)
+    picture(curves).savefig(PICTURE, dpi=90)
     console.print(f"{NOTES}\n\ncurves as a picture    {PICTURE}\nwhat is done, and why  docs/warmup.md", markup=False)
 
 

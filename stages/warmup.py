@@ -1,12 +1,13 @@
 """Stage warmup: CartPole by REINFORCE and by PPO, with the functions that RLHF is trained by."""
 
+import time
 from statistics import fmean
 
 import torch
 
 from pipeline.cartpole import greedy, returns, sampled
 from pipeline.params.warmup import WarmupParams
-from pipeline.progress import ProgressBar
+from pipeline.progress import ProgressBar, console
 from pipeline.randomness import derive_seed
 from pipeline.stage import Stage, run_stage
 from pipeline.warmup import METHODS, train
@@ -18,7 +19,9 @@ def warmup(stage: Stage) -> None:
     torch.set_num_threads(1)  # there is nothing in networks of this size for a second thread
     metrics, curves = {}, {}
     for name in METHODS:
+        started = time.monotonic()
         runs = [run(stage, cfg, name, seed) for seed in cfg.seeds]
+        console.print(f"{name}: {len(cfg.seeds)} seeds in {time.monotonic() - started:.0f} s", markup=False)
         metrics[name] = {f"seed_{seed}": learnt for seed, (learnt, _) in zip(cfg.seeds, runs, strict=True)}
         for seed, (_, curve) in zip(cfg.seeds, runs, strict=True):
             curves[f"{name}_seed_{seed}"] = curve

@@ -344,7 +344,7 @@ def test_dpo_runs_when_asked_and_stands_beside_ppo(finished: tuple[Path, str]) -
     assert done.returncode == 0, done.stdout + done.stderr
     assert stages_run(done.stdout) == ["alternatives/dvc.yaml:dpo", "alternatives/dvc.yaml:evaluate_dpo"]
     assert (folder / "dvc.lock").read_bytes() == lock
-    assert "up to date" in run(folder, "dvc", "status").stdout
+    assert "up to date" in run(folder, "dvc", "status", "dvc.yaml", "alternatives/dvc.yaml:evaluate_dpo").stdout
     ppo, dpo = (json.loads((folder / f"metrics/{name}.json").read_text()) for name in ("evaluate", "evaluate_dpo"))
     for mode in ("sampled", "greedy"):
         assert list(dpo[mode]) == ["base", "dpo", "sft"]
@@ -357,5 +357,5 @@ def test_dpo_runs_when_asked_and_stands_beside_ppo(finished: tuple[Path, str]) -
     assert "  policy  " in table and "  DPO  " in table
     with edited(folder, {"dpo.epochs": 2}):
         assert stages_run(run(folder, "dvc", "repro", "--dry").stdout) == []
-        planned = run(folder, "dvc", "repro", "--dry", "alternatives/dvc.yaml").stdout
+        planned = run(folder, "dvc", "repro", "--dry", "alternatives/dvc.yaml:evaluate_dpo").stdout
     assert stages_run(planned) == ["alternatives/dvc.yaml:dpo"]
