@@ -10,6 +10,11 @@ from sklearn.linear_model import LogisticRegression
 from pipeline.data.records import Pair
 
 
+def rivals(train: list[Pair], test: list[Pair]) -> dict[str, np.ndarray]:
+    """Both, fitted on the pairs that the reward model was trained on."""
+    return {"length_alone": length_alone(train, test), "bag_of_words": bag_of_words(train, test)}
+
+
 def length_alone(train: list[Pair], test: list[Pair]) -> np.ndarray:
     """ "The longer is better" or its opposite, whichever fits the training pairs."""
     longer_B = _longer(test)

@@ -3,28 +3,32 @@
 Axes: B prompts, R response tokens.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from torch import Tensor
 
-from pipeline.batch import Pairs, Rollout
+from pipeline.batch import Rollout
 from pipeline.data.examples import Prompt
 from pipeline.data.tokenization import ChatTokenizer
+from pipeline.rewards import Rewards, means
 from pipeline.roles import Policy, RewardModel
 from pipeline.rollout import Sampling, generate
 from pipeline.samples import answers
 from pipeline.statistics import distinct_n, length_controlled_rate, mean_rate, wins
 
-Scorers = dict[str, RewardModel]
-
 
 @dataclass(frozen=True)
 class Answers:
-    """One answer to each prompt and what the scorers say of it; float32, [B] each."""
+    """One answer to each prompt and what is said of it; float32, [B] each.
+
+    scores: `reward`, what PPO is paid for, and other reward models by their names.
+    terms: what the reward is the weighted sum of.
+    """
 
     rollout: Rollout
     texts: list[str]
     scores: dict[str, Tensor]
+    terms: dict[str, Tensor] = field(default_factory=dict)
 
     @property
     def lengths_B(self) -> Tensor:
@@ -34,7 +38,8 @@ class Answers:
 
 def answer(
     policy: Policy,
-    scorers: Scorers,
+    rewards: Rewards,
+    others: dict[str, RewardModel],
     prompts: list[Prompt],
     sampling: Sampling,
     tokenizer: ChatTokenizer,
@@ -43,8 +48,9 @@ def answer(
     """One answer of `policy` to each prompt; the noise is the same whoever answers."""
     rollout = generate(policy, prompts, sampling, step=0)
     ended = rollout.ended(tokenizer.end_id)
-    scores = {name: model.score_all(ended, microbatch_size) for name, model in scorers.items()}
-    return Answers(rollout, answers(rollout, tokenizer), scores)
+    scores = {"reward": rewards(rollout)}
+    scores |= {name: model.score_all(ended, microbatch_size) for name, model in others.items()}
+    return Answers(rollout, answers(rollout, tokenizer), scores, dict(rewards.values))
 
 
 def kl_per_answer(policy: Policy, reference: Policy, rollout: Rollout, microbatch_size: int) -> Tensor:
@@ -53,17 +59,13 @@ def kl_per_answer(policy: Policy, reference: Policy, rollout: Rollout, microbatc
     return log_ratio_BR.sum(1)
 
 
-def gaps(model: RewardModel, pairs: Pairs, microbatch_size: int) -> Tensor:
-    """Score of the chosen less that of the rejected answer, without gradient; [B]."""
-    return model.score_all(pairs.chosen, microbatch_size) - model.score_all(pairs.rejected, microbatch_size)
-
-
 def figures(found: Answers) -> dict[str, float]:
     """Means over the prompts, the median length, and the share of different words among all."""
     lengths_B = found.lengths_B.float()
     ids = [row[:length].tolist() for row, length in zip(found.rollout.response_ids_BR, found.lengths_B, strict=True)]
     return {
         **{f"{name}_mean": float(scores_B.mean()) for name, scores_B in found.scores.items()},
+        **means(found.terms),
         "length_mean": float(lengths_B.mean()),
         "length_median": float(lengths_B.median()),
         "end_token_rate": 1 - float(found.rollout.truncated_B.float().mean()),

@@ -12,6 +12,7 @@ from torch import Tensor
 from pipeline.algorithms import Algorithm
 from pipeline.batch import Batch, Experience, Rollout, Sequences, map_rows
 from pipeline.errors import TrainingError
+from pipeline.moments import ScoreNormalizer
 from pipeline.objectives.kl import ESTIMATORS, k1, k3
 from pipeline.params.ppo import PPOParams
 from pipeline.roles import Policy
@@ -20,7 +21,17 @@ from pipeline.tensors import masked_mean, safe_exp
 WEIGHT_LIMIT = 2.0  # a token that the sampler thought unlikely counts at most this often
 
 Score = Callable[[Rollout], Tensor]
-"""Answers -> one number each; float32, [B]."""
+"""Answers, all rows at once -> one number each; float32 on the CPU, [B]."""
+
+
+def unchanged(scores_B: Tensor) -> Tensor:
+    """Scores as they are."""
+    return scores_B
+
+
+def score_normalizer(cfg: PPOParams) -> Callable[[Tensor], Tensor]:
+    """What is done to raw scores before they are clipped."""
+    return ScoreNormalizer() if cfg.normalize_scores else unchanged
 
 
 def evaluate(
@@ -31,12 +42,16 @@ def evaluate(
     algorithm: Algorithm,
     cfg: PPOParams,
     microbatch_size: int,
+    normalize: Callable[[Tensor], Tensor] = unchanged,
 ) -> Experience:
     """Everything that the update needs to know of a rollout.
 
     Policy and reference are scored in passes of the same shape, and of the shape that the first epoch of the update
     uses: the log-ratio to the reference is exactly 0 while the two have equal weights, and the ratio of the first
     update is exactly 1.
+
+    Args:
+        normalize: raw scores -> those that are clipped and learnt from; the experience keeps the raw ones.
 
     Raises:
         TrainingError: a log-probability, value or score is not finite.
@@ -49,7 +64,7 @@ def evaluate(
     with policy.backbone.inference():
         old_logprobs_BR, values_BR, entropies_BR = by_minibatch(lambda batch: _policy_pass(policy, batch))
         (ref_logprobs_BR,) = by_minibatch(lambda batch: (reference(batch).logprobs_BR,))
-        (scores_B,) = by_minibatch(lambda batch: (score(batch),))
+    scores_B = score(rollout)
     if cfg.old_logprobs == "rollout":
         old_logprobs_BR = rollout.behaviour_logprobs_BR
         weights_BR = torch.ones_like(old_logprobs_BR)
@@ -67,7 +82,7 @@ def evaluate(
                 f"A {name} is not finite: nothing is learnt from it; lower ppo.lr, or look at the model that gave it."
             )
     rewards_BR = token_rewards(
-        scores=shaped_scores(scores_B, rollout.truncated_B, cfg.score_clip, cfg.missing_eos_penalty),
+        scores=shaped_scores(normalize(scores_B), rollout.truncated_B, cfg.score_clip, cfg.missing_eos_penalty),
         log_ratio_BR=torch.where(mask_BR, old_logprobs_BR - ref_logprobs_BR, 0),
         mask_BR=mask_BR,
         kl_coef=cfg.kl_coef,

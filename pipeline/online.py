@@ -2,10 +2,12 @@
 
 from collections.abc import Callable, Iterable
 
+from torch import Tensor
+
 from pipeline.algorithms import Algorithm
 from pipeline.batch import Experience
 from pipeline.data.examples import Prompt
-from pipeline.evaluation import Score, evaluate, summarize
+from pipeline.evaluation import Score, evaluate, summarize, unchanged
 from pipeline.params.ppo import PPOParams
 from pipeline.randomness import derive_seed
 from pipeline.roles import Policy
@@ -28,6 +30,7 @@ def train_online(
     microbatch_size: int,
     log: Log,
     watch: Watch,
+    normalize: Callable[[Tensor], Tensor] = unchanged,
 ) -> None:
     """PPO on one shared backbone: the policy samples, is scored, and is moved; the reference stays.
 
@@ -41,7 +44,9 @@ def train_online(
         objective = algorithm.critic_objective if warming_up else algorithm.objective
 
         rollout = generate(policy, prompts_B, sampling, step)  # 1 rollout
-        experience = evaluate(rollout, policy, reference, score, algorithm, cfg, microbatch_size)  # 2 evaluate
+        experience = evaluate(  # 2 evaluate
+            rollout, policy, reference, score, algorithm, cfg, microbatch_size, normalize
+        )
         with policy.backbone.training(dropout=False):
             stats = update(policy, optimizer, experience, objective, plan, derive_seed(sampling.seed, step))  # 3 update
         log(step, summarize(experience) | stats, experience)

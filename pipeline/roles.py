@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from pipeline.backbone import Backbone
-from pipeline.batch import Pairs, Sequences, map_rows
+from pipeline.batch import Pairs, Rollout, Sequences, map_rows
 from pipeline.heads import ScalarHead
 from pipeline.tensors import token_logprobs, token_logprobs_and_entropies
 
@@ -106,6 +106,11 @@ class RewardModel:
         """`score` over any number of rows, in eval mode and without gradient; on the CPU, [B]."""
         with self.backbone.inference():
             return map_rows(lambda rows: (self.score(rows),), batch, microbatch_size)[0]
+
+    def score_minibatches(self, rollout: Rollout, end_id: int, microbatch_size: int, minibatch_size: int) -> Tensor:
+        """The same for answers with an end token put after cut ones, in the micro-batches that PPO's update sees."""
+        with self.backbone.inference():
+            return map_rows(lambda rows: (self.score(rows.ended(end_id)),), rollout, microbatch_size, minibatch_size)[0]
 
 
 def _scattered(values_N: Tensor, mask_BR: Tensor) -> Tensor:

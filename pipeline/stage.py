@@ -136,7 +136,7 @@ def _start_tracking(name: str, runtime: RuntimeParams, definition: dict[str, lis
     inputs = {
         path: hash_path(Path(path)) for path in definition["deps"] if not path.endswith(".py") and Path(path).exists()
     }
-    code = [hash_path(Path(folder)) for folder in ("pipeline", "stages")]
+    code = [hash_path(Path(folder)) for folder in ("pipeline", "stages", "rewards")]
     tracker = start_run(
         uri=os.environ.get("MLFLOW_TRACKING_URI") or runtime.tracking_uri,
         experiment=runtime.experiment,

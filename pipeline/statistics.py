@@ -14,6 +14,8 @@ from torch import Tensor
 
 INTERVAL = (2.5, 97.5)  # percentiles of a 95% interval
 NEWTON_STEPS = 30
+CALIBRATION_BINS = 10
+SIMILAR_LENGTH = 0.1  # of the longer answer
 
 
 @dataclass(frozen=True)
@@ -104,6 +106,51 @@ def beside_baselines(gaps_B: Tensor, rivals: dict[str, np.ndarray], resamples: i
         result[f"accuracy_{name}"] = mean_rate(rival_B, resamples, seed).as_dict()
         result[f"lead_over_{name}"] = mean_rate(right_B - rival_B, resamples, seed).as_dict()
     return result
+
+
+def calibration(gaps_B: Tensor) -> dict[str, float]:
+    """How far a reward model's confidence is from how often it is right.
+
+    Its confidence in a pair is sigmoid(|gap|), the probability that Bradley and Terry give to the answer that it prefers;
+    it lies between 0.5 and 1. The expected calibration error (Guo et al. 2017, equation 3) sorts pairs into 10 bins of
+    equal width over that range, and is the mean over pairs of |accuracy - mean confidence| of their bin.
+    A tie is half right.
+
+    Args:
+        gaps_B: score of the chosen less that of the rejected answer.
+
+    Returns:
+        ece; confidence, its mean.
+    """
+    confidence_B = torch.sigmoid(gaps_B.double().abs()).numpy()
+    right_B = wins(gaps_B, torch.zeros_like(gaps_B))
+    bins_B = np.minimum(((confidence_B - 0.5) * 2 * CALIBRATION_BINS).astype(int), CALIBRATION_BINS - 1)
+    misses = np.bincount(bins_B, weights=right_B - confidence_B)  # per bin: pairs * (accuracy - mean confidence)
+    return {"ece": float(np.abs(misses).sum() / len(right_B)), "confidence": float(confidence_B.mean())}
+
+
+def accuracy_by_length(gaps_B: Tensor, extra_tokens_B: Tensor, longer_B: Tensor) -> dict[str, dict[str, float]]:
+    """Accuracy where the chosen answer is shorter, of similar length, or longer, each with its number of pairs.
+
+    A reward model that goes by length is right in one of the outer groups and wrong in the other. Similar: the answers
+    differ by at most a tenth of the longer one. A group without pairs has no accuracy.
+
+    Args:
+        extra_tokens_B: length of the chosen answer less that of the rejected one.
+        longer_B: length of the longer of the two.
+    """
+    right_B = wins(gaps_B, torch.zeros_like(gaps_B))
+    similar_B = extra_tokens_B.abs() <= SIMILAR_LENGTH * longer_B
+    groups = {
+        "chosen_shorter": ~similar_B & (extra_tokens_B < 0),
+        "similar": similar_B,
+        "chosen_longer": ~similar_B & (extra_tokens_B > 0),
+    }
+    return {name: _accuracy(right_B[rows_B.numpy()]) for name, rows_B in groups.items()}
+
+
+def _accuracy(right_B: np.ndarray) -> dict[str, float]:
+    return {"pairs": len(right_B)} | ({"accuracy": float(right_B.mean())} if len(right_B) else {})
 
 
 def distinct_n(answers: Sequence[Sequence[int]], n: int) -> float:

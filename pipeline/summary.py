@@ -14,11 +14,13 @@ METRICS = Path("metrics/evaluate.json")
 ROLES = {"base": "base", "sft": "SFT", "policy": "policy"}
 NOTES = """\
 wins: share of prompts where the answer scores above SFT's (ties one half), in %,
-with a 95% interval; by the reward model that PPO was trained on, and by a judge
+with a 95% interval; by the reward that PPO climbed (ppo.reward), and by a judge
 that PPO never saw. at equal length: the judge's, length accounted for. The judge
 shares backbone and data style with the reward model: not independent evidence.
 KL: to the SFT model, in nats per answer. tokens: median length. ends: answers
 that end by themselves. distinct: different pairs of tokens among all.
+how sure: mean of sigmoid(|gap|), in %; off by: how far that is from being
+right, in points (expected calibration error).
 
 answers side by side   artifacts/evaluation/sampled.tsv, greedy.tsv
 curves                 dvc plots show
@@ -63,13 +65,26 @@ def models_table(metrics: dict[str, Any]) -> Table:
     return result
 
 
+def trust_table(metrics: dict[str, Any]) -> Table:
+    """How sure the two are, and whether they go by length."""
+    result = _table(
+        "Right by length of the chosen answer; how sure",
+        ("", "chosen is\nshorter", "similar", "longer", "how\nsure", "off by\n(ECE)"),
+    )
+    for name, shown in (("reward_model", "reward"), ("judge_model", "judge")):
+        row = metrics[name]
+        groups = (_group(row["by_length"][group]) for group in ("chosen_shorter", "similar", "chosen_longer"))
+        result.add_row(shown, *groups, f"{row['confidence']:.0%}", f"{100 * row['ece']:.0f}")
+    return result
+
+
 def main() -> None:
     """Prints the tables, and where to look next."""
     if not METRICS.is_file():
         console.print(f"There is no {METRICS} yet; run `make repro`.")
         sys.exit(1)
     metrics = json.loads(METRICS.read_text(encoding="utf-8"))
-    console.print(answers_table(metrics), models_table(metrics))
+    console.print(answers_table(metrics), models_table(metrics), trust_table(metrics))
     console.print(NOTES, markup=False)
 
 
@@ -84,6 +99,11 @@ def _rate(rate: dict[str, float] | None) -> str:
     if rate is None:
         return "-"
     return "{mean:.0f}% ({low:.0f}-{high:.0f})".format(**_percent(rate))
+
+
+def _group(group: dict[str, float]) -> str:
+    share = f"{group['accuracy']:.0%}" if group["pairs"] else "-"
+    return f"{share} of {group['pairs']:.0f}"
 
 
 def _lead(difference: dict[str, float]) -> str:

@@ -9,30 +9,22 @@ from pathlib import Path
 
 from torch import Tensor
 
-from pipeline.baselines import bag_of_words, length_alone
-from pipeline.comparison import (
-    Answers,
-    answer,
-    figures,
-    gaps,
-    kl_figures,
-    kl_per_answer,
-    points,
-    side_by_side,
-    win_rates,
-)
+from pipeline.baselines import rivals
+from pipeline.comparison import Answers, answer, figures, kl_figures, kl_per_answer, points, side_by_side, win_rates
 from pipeline.data.examples import comparisons, demonstrations, prompts
 from pipeline.data.prepared import read_pairs
 from pipeline.development import ANSWERS, over_optimisation, read_watched
 from pipeline.files import write_tsv
-from pipeline.opening import open_base
+from pipeline.opening import open_base, open_reward_model
+from pipeline.pair_figures import gaps, pair_figures
 from pipeline.params.evaluate import EvaluateParams
+from pipeline.params.ppo import PPOParams
 from pipeline.params.reward import RewardParams
-from pipeline.roles import Policy, RewardModel
+from pipeline.rewards import Rewards, find_functions
+from pipeline.roles import Policy
 from pipeline.rollout import Sampling
 from pipeline.stage import Stage, run_stage
 from pipeline.statistics import beside_baselines
-from pipeline.weights import load_head
 
 ROLES = {"base": None, "sft": "sft", "policy": "policy"}
 SCORERS = ("reward", "judge")
@@ -44,29 +36,29 @@ def evaluate(stage: Stage) -> None:
     cfg, runtime, tokenizer = stage.params(EvaluateParams), stage.runtime, stage.tokenizer
     pairs = read_pairs(stage.input("prepared/heldout.jsonl"))
     questions = prompts(pairs, tokenizer)
+    terms = stage.params(PPOParams, "ppo").reward
+    functions = find_functions(terms)
     backbone = open_base(stage)
-    for name in ("sft", "policy", *SCORERS):
+    for name in ("sft", "policy"):
         backbone.load_adapter(name, stage.input(f"artifacts/{name}"))
-    heads = {name: load_head(Path(f"artifacts/{name}"), backbone.hidden_size, backbone.device) for name in SCORERS}
-    scorers = {name: RewardModel(backbone, name, head) for name, head in heads.items()}
+    scorers = {name: open_reward_model(stage, backbone, name) for name in SCORERS}
+    rewards = Rewards(terms, functions, questions, tokenizer, scorers["reward"], runtime.microbatch_size)
+    judges = {"judge": scorers["judge"]}
     roles = {role: Policy(backbone, name, cfg.temperature, runtime.logprob_chunk) for role, name in ROLES.items()}
     sampled = Sampling(tokenizer.max_response, tokenizer.stop_ids, runtime.rollout_chunk, stage.seed)
     found: dict[str, dict[str, Answers]] = {"sampled": {}, "greedy": {}}
+    metrics: dict[str, dict] = {"sampled": {}, "greedy": {}}
     kl: dict[str, Tensor] = {}
     with stage.progress(len(found) * len(roles)) as bar:
         for number, (mode, role) in enumerate(product(found, roles)):
             sampling = replace(sampled, greedy=mode == "greedy")
-            theirs = answer(roles[role], scorers, questions, sampling, tokenizer, runtime.microbatch_size)
+            theirs = answer(roles[role], rewards, judges, questions, sampling, tokenizer, runtime.microbatch_size)
             found[mode][role] = theirs
-            bar.advance(
-                number, reward=float(theirs.scores["reward"].mean()), length=float(theirs.lengths_B.float().mean())
-            )
+            metrics[mode][role] = now = figures(theirs)
+            bar.advance(number, reward=now["reward_mean"], length=now["length_mean"])
     for role, policy in roles.items():
         kl[role] = kl_per_answer(policy, roles["sft"], found["sampled"][role].rollout, runtime.microbatch_size)
 
-    metrics: dict[str, dict] = {
-        mode: {role: figures(theirs) for role, theirs in answers.items()} for mode, answers in found.items()
-    }
     for mode, answers in found.items():
         for role in ("base", "policy"):
             metrics[mode][role] |= win_rates(answers[role], answers["sft"], cfg.bootstrap, stage.seed)
@@ -78,9 +70,9 @@ def evaluate(stage: Stage) -> None:
         cut_pairs = stage.params(RewardParams, name).cut_pairs
         batch, kept, _ = comparisons(pairs, tokenizer, cut_pairs)
         _, train, _ = comparisons(read_pairs(stage.input(f"prepared/{name}.jsonl")), tokenizer, cut_pairs)
-        rivals = {"length_alone": length_alone(train, kept), "bag_of_words": bag_of_words(train, kept)}
         gaps_B = gaps(model, batch, runtime.microbatch_size)
-        metrics[f"{name}_model"] = beside_baselines(gaps_B, rivals, cfg.bootstrap, stage.seed)
+        beside = beside_baselines(gaps_B, rivals(train, kept), cfg.bootstrap, stage.seed)
+        metrics[f"{name}_model"] = beside | pair_figures(gaps_B, batch)
 
     questions_text = [prompt.messages[-1].content for prompt in questions]
     for mode, answers in found.items():

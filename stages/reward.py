@@ -8,14 +8,14 @@ from pathlib import Path
 
 import torch
 
-from pipeline.baselines import bag_of_words, length_alone
-from pipeline.comparison import gaps
+from pipeline.baselines import rivals
 from pipeline.data.examples import comparisons, demonstrations, epochs_of, steps_in
 from pipeline.data.prepared import read_demonstrations, read_pairs
 from pipeline.heads import ScalarHead
 from pipeline.objectives.offline import bradley_terry
 from pipeline.offline import train_offline
 from pipeline.opening import open_base
+from pipeline.pair_figures import gaps, pair_figures
 from pipeline.params.reward import RewardParams
 from pipeline.roles import RewardModel
 from pipeline.stage import Stage, run_stage
@@ -54,7 +54,7 @@ def reward(stage: Stage) -> None:
             model,
             epochs_of(pairs, cfg.batch_size, cfg.epochs, stage.seed),
             Optimizer(groups, cfg.max_grad_norm, cosine_to_tenth(steps, cfg.warmup_share)),
-            lambda scores, _: bradley_terry(*scores),
+            lambda scores, _: bradley_terry(*scores, cfg.margin, cfg.label_smoothing),
             stage.runtime.microbatch_size,
             dropout=True,
             log=log,
@@ -69,8 +69,11 @@ def reward(stage: Stage) -> None:
     stage.finish(
         {
             "development_accuracy": float(wins(gaps_B, torch.zeros_like(gaps_B)).mean()),
-            "development_accuracy_length_alone": float(length_alone(kept, watched_kept).mean()),
-            "development_accuracy_bag_of_words": float(bag_of_words(kept, watched_kept).mean()),
+            **{
+                f"development_accuracy_{rival}": float(right_B.mean())
+                for rival, right_B in rivals(kept, watched_kept).items()
+            },
+            **{f"development_{name}": value for name, value in pair_figures(gaps_B, watched).items()},
             "development_gap": float(gaps_B.mean()),
             "development_pairs": len(watched),
             "steps": steps,

@@ -3,6 +3,7 @@
 import contextlib
 import json
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -21,6 +22,20 @@ from transformers import AutoModelForCausalLM
 from pipeline.base_model import locate
 
 ENVIRONMENT = os.environ | {"PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}", "COLUMNS": "200"}
+# The reward model as a stage loads it, over the whole part sft.
+CENTRED = """
+from pathlib import Path
+from pipeline.data.examples import demonstrations
+from pipeline.data.prepared import read_demonstrations
+from pipeline.opening import open_base, open_reward_model
+from pipeline.params.runtime import RuntimeParams
+from pipeline.params.section import load_section
+from pipeline.stage import Stage
+from pipeline.tracking import Tracker
+stage = Stage("evaluate", 0, load_section("runtime", RuntimeParams), Tracker())
+rows, _ = demonstrations(read_demonstrations(Path("prepared/sft.jsonl")), stage.tokenizer)
+print(float(open_reward_model(stage, open_base(stage), "{name}").score_all(rows, 4).mean()))
+"""
 ARTIFACTS = ("sft", "reward", "judge", "policy", "development", "evaluation")
 
 
@@ -46,6 +61,17 @@ def edited(folder: Path, changes: dict[str, object]) -> Iterator[None]:
         yield
     finally:
         file.write_text(original, encoding="utf-8")
+
+
+@contextlib.contextmanager
+def moved_away(path: Path) -> Iterator[None]:
+    """A folder that is not there for a while."""
+    away = path.with_name(f"{path.name}_away")
+    path.rename(away)
+    try:
+        yield
+    finally:
+        away.rename(path)
 
 
 def clone_to(folder: Path) -> Path:
@@ -212,6 +238,61 @@ def test_bad_input_gets_one_line(finished: tuple[Path, str], stage: str, changes
     assert message in failed.stdout
     complaint = [line for line in failed.stdout.splitlines() if line.startswith(f"{stage}:")]
     assert len(complaint) == 1
+
+
+VERIFIED = [
+    {"term": "function", "weight": 1.0, "function": "rewards.arithmetic:number_alone"},
+    {"term": "length_penalty", "weight": 0.1, "target": 4},
+]
+
+
+def test_ppo_climbs_a_users_function_without_a_reward_model(finished: tuple[Path, str]) -> None:
+    """Its adapter is not even there; the curves, the watched answers and the samples have the values of the function."""
+    folder, _ = finished
+    with (
+        edited(folder, {"ppo.reward": VERIFIED, "ppo.normalize_scores": True}),
+        moved_away(folder / "artifacts/reward"),
+    ):
+        done = run(folder, sys.executable, "-m", "stages.ppo")
+    assert done.returncode == 0, done.stdout + done.stderr
+    rows = [line.split("\t") for line in (folder / "plots/ppo.tsv").read_text().splitlines()]
+    for row in (dict(zip(rows[0], map(float, cells), strict=True)) for cells in rows[1:]):
+        alone, penalty = row["reward_terms/number_alone"], row["reward_terms/length_penalty"]
+        assert 0 <= alone <= 1 and penalty < 0
+        assert row["score_mean"] == pytest.approx(alone + 0.1 * penalty, abs=1e-5)
+        assert not any("seconds" in name for name in row)  # a time would make equal runs differ
+    watched = [json.loads(line) for line in (folder / "artifacts/development/answers.jsonl").read_text().splitlines()]
+    for answer in watched:
+        alone = re.fullmatch(r"-?\d+", answer["answer"].strip()) is not None
+        cut = len(answer["response_ids"]) > 24  # tokens.max_response; an end token was put after
+        penalty = max(0, len(answer["response_ids"]) - cut - 4)
+        assert answer["reward"] == pytest.approx(alone - 0.1 * penalty, abs=1e-5)
+    client = MlflowClient(f"sqlite:///{folder}/mlflow.db")
+    newest = client.search_runs(
+        [client.get_experiment_by_name("solo-rlhf").experiment_id], order_by=["attributes.start_time DESC"]
+    )[0]
+    assert "reward_seconds/number_alone" in newest.data.metrics
+    assert "development_reward_terms/length_penalty" in newest.data.metrics
+
+
+def test_a_changed_function_reruns_ppo(finished: tuple[Path, str]) -> None:
+    folder, _ = finished
+    file = folder / "rewards" / "arithmetic.py"
+    original = file.read_text()
+    file.write_text(original + "# changed\n")
+    planned = run(folder, "dvc", "status")
+    file.write_text(original)
+    changed = re.findall(r"^(\w+):$", planned.stdout, re.M)
+    assert {"ppo", "evaluate"} <= set(changed) and not {"prepare", "sft", "reward", "judge"} & set(changed)
+
+
+@pytest.mark.parametrize("name", ["reward", "judge"])
+def test_the_answers_that_sft_was_trained_on_score_0_on_average(finished: tuple[Path, str], name: str) -> None:
+    folder, _ = finished
+    program = CENTRED.format(name=name)
+    found = run(folder, sys.executable, "-c", program)
+    assert abs(float(found.stdout.split()[-1])) < 1e-4, found.stdout + found.stderr
+    assert load_file(folder / "artifacts" / name / "head.safetensors")["linear.bias"].abs() > 0
 
 
 def test_missing_data_is_said_before_dvc_starts(finished: tuple[Path, str]) -> None:

@@ -119,6 +119,39 @@ def test_reward_pair(pair: dict) -> None:
     close(chosen_B.grad[0], pair["grad_chosen"])
 
 
+def test_reward_pair_with_smoothing_by_hand() -> None:
+    """Gap 1, margin 0.5, e = 0.1: x = 0.5; 0.9 * 0.474077 + 0.1 * 0.974077. The gradient is sigmoid(x) - 0.9."""
+    chosen_B, rejected_B = torch.tensor([1.5], requires_grad=True), torch.tensor([0.5])
+    terms = bradley_terry(chosen_B, rejected_B, margin=0.5, label_smoothing=0.1)
+    terms.loss_sum.backward()
+    close(terms.loss_sum.detach(), 0.524077)
+    close(chosen_B.grad, [0.622459 - 0.9])
+    assert float(terms.sums["accuracy"]) == 1
+
+
+def test_smoothing_stops_pulling_where_the_odds_are_met() -> None:
+    """At e = 0.2 the loss is least at a gap of ln(0.8 / 0.2) = ln 4, and its gradient 0."""
+    chosen_B = torch.tensor([4.0]).log().requires_grad_()
+    bradley_terry(chosen_B, torch.zeros(1), label_smoothing=0.2).loss_sum.backward()
+    close(chosen_B.grad, [0.0])
+
+
+@needs_file
+@pytest.mark.parametrize("pair", GOLDEN["reward_pairs"], ids=lambda pair: f"{pair['chosen']:g}-{pair['rejected']:g}")
+def test_without_smoothing_no_bit_differs(pair: dict) -> None:
+    """The default is -log sigmoid and nothing else, in loss and gradient, to the bit."""
+    grads = []
+    for smoothed in (False, True):
+        chosen_B = torch.tensor([pair["chosen"]], requires_grad=True)
+        gap_B = chosen_B - torch.tensor([pair["rejected"]]) - pair["margin"]
+        loss = torch.nn.functional.softplus(-gap_B).sum()
+        if smoothed:
+            loss = bradley_terry(chosen_B, torch.tensor([pair["rejected"]]), pair["margin"], 0.0).loss_sum
+        loss.backward()
+        grads.append((float(loss.detach()), float(chosen_B.grad)))
+    assert grads[0] == grads[1]
+
+
 def test_gae_of_one_reward_at_the_end_by_hand() -> None:
     """Reward 1 on the last of three tokens, V = 0, gamma 1, lambda 0.95: 0.95^2, 0.95, 1."""
     advantages_BR, returns_BR = gae(torch.tensor([[0.0, 0, 1]]), torch.zeros(1, 3), torch.ones(1, 3).bool(), 1.0, 0.95)

@@ -15,6 +15,7 @@ LAYERS = [
         "pipeline.online",
         "pipeline.offline",
         "pipeline.comparison",
+        "pipeline.pair_figures",
         "pipeline.development",
         "pipeline.stage",
         "pipeline.opening",
@@ -22,7 +23,14 @@ LAYERS = [
         "pipeline.preflight",
         "pipeline.check_data",
     ],
-    ["pipeline.rollout", "pipeline.evaluation", "pipeline.update", "pipeline.algorithms", "pipeline.samples"],
+    [
+        "pipeline.rollout",
+        "pipeline.evaluation",
+        "pipeline.update",
+        "pipeline.algorithms",
+        "pipeline.samples",
+        "pipeline.rewards",
+    ],
     [
         "pipeline.objectives",
         "pipeline.advantages",
@@ -37,6 +45,8 @@ LAYERS = [
         "pipeline.tiny",
         "pipeline.data",
         "pipeline.baselines",
+        "pipeline.penalties",
+        "pipeline.reward_function",
         "pipeline.statistics",
         "pipeline.lineage",
         "pipeline.tracking",
@@ -44,6 +54,7 @@ LAYERS = [
     [
         "pipeline.tensors",
         "pipeline.batch",
+        "pipeline.moments",
         "pipeline.randomness",
         "pipeline.params",
         "pipeline.files",
@@ -52,6 +63,7 @@ LAYERS = [
     ["pipeline.errors", "pipeline.__init__"],
 ]
 DATA = ("${data.pairs}", "${data.demonstrations}", "${data.prompts}")
+FUNCTIONS = "rewards"  # the users' own
 MODULES = sorted(path.relative_to(ROOT) for folder in ("pipeline", "stages") for path in (ROOT / folder).rglob("*.py"))
 DVC = YAML(typ="safe").load((ROOT / "dvc.yaml").read_text(encoding="utf-8"))
 STAGES = DVC["stages"]
@@ -149,7 +161,11 @@ def test_every_input_is_made_by_a_stage_or_is_the_data() -> None:
     made = {path for stage in STAGES for path in outputs(stage)}
     for stage in STAGES.values():
         for dep in stage["deps"]:
-            assert dep.endswith(".py") or dep in made or dep in DATA
+            assert dep.endswith(".py") or dep in made or dep in (*DATA, FUNCTIONS)
+
+
+def test_a_users_function_that_changes_reruns_what_it_scores() -> None:
+    assert [name for name, stage in STAGES.items() if FUNCTIONS in stage["deps"]] == ["ppo", "evaluate"]
 
 
 def test_ppo_never_sees_the_judge() -> None:

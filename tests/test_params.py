@@ -3,7 +3,7 @@
 import copy
 import re
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import pytest
 from conftest import ROOT
@@ -13,6 +13,7 @@ from pipeline.errors import ParameterError
 from pipeline.params.base import BaseParams
 from pipeline.params.check import SECTIONS, check_params
 from pipeline.params.ppo import PPOParams
+from pipeline.params.reward_terms import RewardTerm
 from pipeline.params.section import Section, load_section, parse_section, read_params
 
 RECIPES = sorted((ROOT / "recipes").glob("*.yaml"))
@@ -139,7 +140,8 @@ def test_every_parameter_is_documented() -> None:
             if not (isinstance(field.annotation, type) and issubclass(field.annotation, Section))
         ]
 
-    for name, section in SECTIONS.items():
+    kinds = SECTIONS | {f"ppo.reward.{kind.__name__}": kind for kind in get_args(get_args(RewardTerm)[0])}
+    for name, section in kinds.items():
         for key, field in fields(section):
             assert field.description and field.examples, f"{name}.{key}"
 

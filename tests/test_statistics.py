@@ -10,8 +10,10 @@ from pipeline.baselines import bag_of_words, length_alone
 from pipeline.data.records import Pair
 from pipeline.statistics import (
     Rate,
+    accuracy_by_length,
     beside_baselines,
     bootstrap,
+    calibration,
     distinct_n,
     length_controlled_rate,
     mean_rate,
@@ -102,6 +104,41 @@ def test_distinct_n_counts_inside_answers_only() -> None:
     assert distinct_n(answers, 1) == pytest.approx(2 / 5)
     assert distinct_n(answers, 2) == pytest.approx(2 / 3)
     assert distinct_n([[7]], 2) == 0.0
+
+
+def gap_of(confidence: float) -> float:
+    """The gap at which sigmoid(gap) is the confidence."""
+    return float(np.log(confidence / (1 - confidence)))
+
+
+def test_calibration_by_hand() -> None:
+    """Bins of 0.05 from 0.5: 0.72 right and 0.74 wrong share one, |0.5 - 0.73| = 0.23; 0.97 right has one, 0.03; a tie is
+    sure by 0.5 and half right, 0. Over four pairs: (2 * 0.23 + 0.03 + 0) / 4."""
+    gaps_B = torch.tensor([gap_of(0.72), -gap_of(0.74), gap_of(0.97), 0.0], dtype=torch.float64)
+    found = calibration(gaps_B)
+    assert found["ece"] == pytest.approx(0.1225)
+    assert found["confidence"] == pytest.approx((0.72 + 0.74 + 0.97 + 0.5) / 4)
+
+
+def test_full_confidence_stays_in_the_last_bin() -> None:
+    assert calibration(torch.tensor([1e4, 1e4, -1e4, 1e4])) == {"ece": 0.25, "confidence": 1.0}
+
+
+def test_accuracy_by_length_by_hand() -> None:
+    """20 against 22 tokens is similar (2 of 22 is under a tenth), 10 against 12 is not; the shorter one was right."""
+    chosen_B, rejected_B = torch.tensor([20, 10, 30, 30]), torch.tensor([22, 12, 10, 20])
+    gaps_B = torch.tensor([-1.0, 1.0, 0.0, -2.0])
+    found = accuracy_by_length(gaps_B, chosen_B - rejected_B, torch.maximum(chosen_B, rejected_B))
+    assert found == {
+        "chosen_shorter": {"pairs": 1, "accuracy": 1.0},
+        "similar": {"pairs": 1, "accuracy": 0.0},
+        "chosen_longer": {"pairs": 2, "accuracy": 0.25},
+    }
+
+
+def test_a_group_without_pairs_has_no_accuracy() -> None:
+    found = accuracy_by_length(torch.tensor([1.0]), torch.tensor([5]), torch.tensor([10]))
+    assert found["chosen_shorter"] == found["similar"] == {"pairs": 0}
 
 
 def test_a_model_beside_its_rivals() -> None:

@@ -4,6 +4,7 @@ from typing import Literal
 
 from pydantic import field_validator, model_validator
 
+from pipeline.params.reward_terms import RewardModelTerm, RewardTerm
 from pipeline.params.section import Section, param
 
 LORA_LR = (1e-5, 1e-3)
@@ -90,6 +91,14 @@ class PPOParams(Section):
         usual=(0.7, 1.0),
         why="colder rollouts explore little, hotter ones ramble",
     )
+    reward: list[RewardTerm] = param(
+        "what an answer is paid for: the score is the sum of weight * value over these terms",
+        [{"term": "reward_model", "weight": 1.0}],
+    )
+    normalize_scores: bool = param(
+        "scores are taken relative to the mean and the standard deviation of all scores so far, before they are clipped",
+        False,
+    )
     score_clip: float = param("scores are clipped to -+ this", 10.0, gt=0)
     missing_eos_penalty: float = param("taken off the score of an answer that was cut", 1.0, ge=0)
     watch_every: int = param(
@@ -118,6 +127,25 @@ class PPOParams(Section):
         if estimator not in ("k1", "k3"):
             raise ValueError(f"is {estimator!r} but must be k1 or k3; use k1.")
         return estimator
+
+    @field_validator("reward")
+    @classmethod
+    def _terms_can_be_told_apart(cls, terms: list[RewardTerm]) -> list[RewardTerm]:
+        if not terms:
+            raise ValueError("is [] but must have a term; for example [{'term': 'reward_model', 'weight': 1.0}].")
+        names = [term.name for term in terms]
+        twice = [name for name in dict.fromkeys(names) if names.count(name) > 1]
+        if twice:
+            raise ValueError(
+                f"has {names.count(twice[0])} terms called {twice[0]} but each must have a name of its own: "
+                "leave one out, or give the functions different names."
+            )
+        return terms
+
+    @property
+    def uses_reward_model(self) -> bool:
+        """A term is the reward model's score."""
+        return any(isinstance(term, RewardModelTerm) for term in self.reward)
 
     @model_validator(mode="after")
     def _minibatches_are_whole(self) -> "PPOParams":

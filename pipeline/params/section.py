@@ -1,8 +1,9 @@
 """What every section of params.yaml shares: strictness, ranges, and errors that name key, value, rule and remedy."""
 
 import difflib
+from collections.abc import Iterable
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, TypeVar, get_args
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from pydantic.fields import FieldInfo
@@ -111,31 +112,62 @@ def unusual_values(name: str, section: Section) -> list[str]:
 
 
 def _sentence(name: str, kind: type[Section], fault: dict) -> str:
-    key = ".".join([name, *(str(part) for part in fault["loc"])])
-    owner, field = _field_at(kind, fault["loc"])
+    key, owner, field = _place(name, kind, fault["loc"])
     example = f"; for example {field.examples[0]!r}" if field is not None and field.examples else ""
     if fault["type"] == "extra_forbidden":
-        near = difflib.get_close_matches(str(fault["loc"][-1]), owner.model_fields, n=1)
-        parent = key.rpartition(".")[0]
-        remedy = f"did you mean {parent}.{near[0]}?" if near else f"known here: {', '.join(owner.model_fields)}."
-        return f"{key} is not a parameter; {remedy}"
+        parent, _, last = key.rpartition(".")
+        return (
+            f"{key} is not a parameter; {_near(last, owner.model_fields, parent + '.') or _known(owner.model_fields)}"
+        )
     if fault["type"] == "missing":
         return f"{key} is missing{example}."
+    if fault["type"] == "union_tag_not_found":
+        return f"{key}.{_discriminator(fault)} is missing; {_known(_tagged(field))}"
+    if fault["type"] == "union_tag_invalid":
+        tag, tags = fault["ctx"]["tag"], _tagged(field)
+        return f"{key}.{_discriminator(fault)} is {tag!r} but there is no such kind; {_near(tag, tags) or _known(tags)}"
     if fault["type"] == "value_error":  # raised by a validator of ours, which says it all
         message = str(fault["ctx"]["error"])
         return message if not fault["loc"] else f"{key} {message}"
     rule = fault["msg"].replace("Input should be", "must be").replace("a valid ", "a ")
+    rule = rule.replace("dictionary or object to extract fields from", "mapping")
     return f"{key} is {fault['input']!r} but {rule}{example}."
 
 
-def _field_at(kind: type[Section], loc: tuple) -> tuple[type[Section], FieldInfo | None]:
-    """The section class that owns the key at `loc`, and its field if there is one."""
-    owner, field = kind, None
+def _near(word: str, known: Iterable[str], prefix: str = "") -> str:
+    near = difflib.get_close_matches(word, known, n=1)
+    return f"did you mean {prefix}{near[0]}?" if near else ""
+
+
+def _known(names: Iterable[str]) -> str:
+    return f"known here: {', '.join(names)}."
+
+
+def _discriminator(fault: dict) -> str:
+    return fault["ctx"]["discriminator"].strip("'")
+
+
+def _place(name: str, kind: type[Section], loc: tuple) -> tuple[str, type[Section], FieldInfo | None]:
+    """The written-out key at `loc`, the section class that owns it, and its field if there is one."""
+    key, owner, field = name, kind, None
     for part in loc:
-        field = owner.model_fields.get(part)
-        inner = field.annotation if field is not None else None
-        if isinstance(inner, type) and issubclass(inner, Section):
-            owner, field = inner, None
-        elif field is None:
-            break
-    return owner, field
+        if isinstance(part, int):
+            key += f"[{part}]"
+        elif field is not None and key.endswith("]"):  # which of the sections that may stand here: no part of the key
+            owner, field = _tagged(field)[part], None
+        else:
+            key += f".{part}"
+            field = owner.model_fields.get(part)
+            inner = field.annotation if field is not None else None
+            if isinstance(inner, type) and issubclass(inner, Section):
+                owner, field = inner, None
+    return key, owner, field
+
+
+def _tagged(field: FieldInfo) -> dict[str, type[Section]]:
+    """The sections that a list may hold, told apart by a tag: the fields with a discriminator of pydantic."""
+    ((union, discriminated),) = map(get_args, get_args(field.annotation))
+    return {
+        get_args(section.model_fields[discriminated.discriminator].annotation)[0]: section
+        for section in get_args(union)
+    }
