@@ -157,7 +157,8 @@ class Rollout(Sequences):
 class Experience(Rollout):
     """A rollout with everything that the update needs; all float32, without gradient.
 
-    values_BR[:, t] is the value of the state BEFORE token t is chosen. weights_BR corrects each token's policy term for
+    values_BR[:, t] is the value of the state BEFORE token t is chosen. raw_advantages_BR are from before whitening, returns_BR
+    what the critic learns. weights_BR corrects each token's policy term for
     the gap between the sampler and the policy (ones where there is none).
     """
 
@@ -168,6 +169,7 @@ class Experience(Rollout):
     scores_B: Tensor
     rewards_BR: Tensor
     advantages_BR: Tensor
+    raw_advantages_BR: Tensor
     returns_BR: Tensor
     weights_BR: Tensor
 

@@ -11,6 +11,7 @@ import math
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -82,6 +83,13 @@ class Development:
         """Puts the kept weights back: with `keep: last` the last, with `best` those of the highest reward within the KL budget."""
         for parameter, kept in zip(self.parameters, self._kept, strict=True):
             parameter.copy_(kept)
+
+    def summary(self) -> dict[str, Any]:
+        """Which step was kept, and what was seen at each."""
+        return {
+            "kept_step": self.kept_step,
+            "development": {f"step_{step:04d}": found for step, found in self.figures.items()},
+        }
 
     def write(self, file: Path = ANSWERS) -> None:
         """The answers of all steps, for `evaluate` to show to the judge."""

@@ -13,7 +13,7 @@ from pipeline.algorithms import Algorithm
 from pipeline.batch import Batch, Experience, Rollout, Sequences, map_rows
 from pipeline.errors import TrainingError
 from pipeline.moments import ScoreNormalizer
-from pipeline.objectives.kl import ESTIMATORS, k1, k3
+from pipeline.objectives.kl import IN_REWARD, k1, k3
 from pipeline.params.ppo import PPOParams
 from pipeline.roles import Policy
 from pipeline.tensors import masked_mean, safe_exp
@@ -85,10 +85,10 @@ def evaluate(
         scores=shaped_scores(normalize(scores_B), rollout.truncated_B, cfg.score_clip, cfg.missing_eos_penalty),
         log_ratio_BR=torch.where(mask_BR, old_logprobs_BR - ref_logprobs_BR, 0),
         mask_BR=mask_BR,
-        kl_coef=cfg.kl_coef,
+        kl_coef=algorithm.reward_kl_coef,
         estimator=cfg.kl_estimator,
     )
-    advantages_BR, returns_BR = algorithm.advantages(rewards_BR, values_BR, mask_BR)
+    estimate = algorithm.advantages(rewards_BR, values_BR, mask_BR)
     return Experience(
         **{field.name: getattr(rollout, field.name) for field in fields(Rollout)},
         old_logprobs_BR=old_logprobs_BR,
@@ -97,8 +97,9 @@ def evaluate(
         values_BR=values_BR,
         scores_B=scores_B,
         rewards_BR=rewards_BR,
-        advantages_BR=advantages_BR,
-        returns_BR=returns_BR,
+        advantages_BR=estimate.advantages_BR,
+        raw_advantages_BR=estimate.raw_BR,
+        returns_BR=estimate.returns_BR,
         weights_BR=weights_BR,
     )
 
@@ -113,7 +114,7 @@ def token_rewards(scores: Tensor, log_ratio_BR: Tensor, mask_BR: Tensor, kl_coef
 
     A row without tokens has no reward.
     """
-    kl_BR = torch.where(mask_BR, ESTIMATORS[estimator](log_ratio_BR), 0)
+    kl_BR = torch.where(mask_BR, IN_REWARD[estimator](log_ratio_BR), 0)
     lengths_B1 = mask_BR.sum(1, keepdim=True)
     terminal_B1 = torch.where(lengths_B1 > 0, scores[:, None].to(kl_BR), 0)
     return (-kl_coef * kl_BR).scatter_add(1, (lengths_B1 - 1).clamp(min=0), terminal_B1)
@@ -124,11 +125,10 @@ def summarize(experience: Experience) -> dict[str, float]:
     mask_BR = experience.response_mask_BR
     log_ratio_BR = torch.where(mask_BR, experience.old_logprobs_BR - experience.ref_logprobs_BR, 0)
     gap_BR = torch.where(mask_BR, experience.old_logprobs_BR - experience.behaviour_logprobs_BR, 0)
-    raw_advantages = (experience.returns_BR - experience.values_BR)[mask_BR]
-    returns, values = experience.returns_BR[mask_BR], experience.values_BR[mask_BR]
+    raw_advantages = experience.raw_advantages_BR[mask_BR]
     lengths = experience.response_lengths_B.float()
     scores = experience.scores_B
-    unexplained = float((returns - values).var(correction=0) / returns.var(correction=0).clamp(min=1e-8))
+    idle_B = (experience.advantages_BR == 0).all(1)
     return {
         "score_mean": float(scores.mean()),
         "score_std": float(scores.std(correction=0)),
@@ -142,13 +142,20 @@ def summarize(experience: Experience) -> dict[str, float]:
         "advantage_mean": float(raw_advantages.mean()),
         "advantage_std": float(raw_advantages.std(correction=0)),
         "advantages_without_spread": float(bool((raw_advantages == raw_advantages[0]).all())),
-        "explained_variance": 1 - unexplained,
+        "answers_without_advantage": float(idle_B.float().mean()),
         "length_mean": float(lengths.mean()),
         "length_p10": float(lengths.quantile(0.1)),
         "length_p90": float(lengths.quantile(0.9)),
         "end_token_rate": 1 - float(experience.truncated_B.float().mean()),
         "sampler_gap_max": float(gap_BR.abs().max()),
     }
+
+
+def summarize_critic(experience: Experience) -> dict[str, float]:
+    """How much of the returns the critic knew before: 1 is all, 0 is no more than their mean tells."""
+    returns, values = (x_BR[experience.response_mask_BR] for x_BR in (experience.returns_BR, experience.values_BR))
+    unexplained = (returns - values).var(correction=0) / returns.var(correction=0).clamp(min=1e-8)
+    return {"explained_variance": 1 - float(unexplained)}
 
 
 def _policy_pass(policy: Policy, batch: Sequences) -> tuple[Tensor, Tensor, Tensor]:

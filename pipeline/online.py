@@ -1,18 +1,21 @@
 """The online loop: rollout, evaluate, update."""
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import replace
 
 from torch import Tensor
 
 from pipeline.algorithms import Algorithm
 from pipeline.batch import Experience
-from pipeline.data.examples import Prompt
-from pipeline.evaluation import Score, evaluate, summarize, unchanged
+from pipeline.data.examples import Prompt, prompt_batches
+from pipeline.errors import TrainingError
+from pipeline.evaluation import Score, evaluate, summarize, summarize_critic, unchanged
+from pipeline.kl_control import KLControl
 from pipeline.params.ppo import PPOParams
 from pipeline.randomness import derive_seed
 from pipeline.roles import Policy
 from pipeline.rollout import Sampling, generate
-from pipeline.update import Optimizer, UpdatePlan, update
+from pipeline.update import Optimizer, ParameterGroup, Rehearsal, UpdatePlan, constant_after_warmup, update
 
 Log = Callable[[int, dict[str, float], Experience], None]
 Watch = Callable[[int], None]
@@ -31,23 +34,57 @@ def train_online(
     log: Log,
     watch: Watch,
     normalize: Callable[[Tensor], Tensor] = unchanged,
+    rehearsal: Rehearsal | None = None,
 ) -> None:
-    """PPO on one shared backbone: the policy samples, is scored, and is moved; the reference stays.
+    """PPO, REINFORCE, RLOO and GRPO on one shared backbone: the policy samples, is scored, and is moved; the reference stays.
 
     `watch` is told, before the first iteration and after each, how many are done.
     """
     plan = UpdatePlan(cfg.epochs, cfg.minibatch_size, microbatch_size, cfg.stop_kl)
+    sampling = replace(sampling, samples=cfg.answers_per_prompt)
+    kl = KLControl(cfg.kl_coef, cfg.kl_target, cfg.kl_horizon)
     watch(0)
-    for step, prompts_B in enumerate(prompts):
-        warming_up = step < cfg.critic_warmup
+    for step, prompts_P in enumerate(prompts):
+        warming_up = algorithm.critic_objective is not None and step < cfg.critic_warmup
         policy.detach_values = warming_up or cfg.value_backprop == "detached"
+        algorithm = replace(algorithm, kl_coef=kl.coef)
         objective = algorithm.critic_objective if warming_up else algorithm.objective
+        beside = None if warming_up else rehearsal
 
-        rollout = generate(policy, prompts_B, sampling, step)  # 1 rollout
+        rollout = generate(policy, prompts_P, sampling, step)  # 1 rollout
         experience = evaluate(  # 2 evaluate
             rollout, policy, reference, score, algorithm, cfg, microbatch_size, normalize
         )
+        seed = derive_seed(sampling.seed, step)
         with policy.backbone.training(dropout=False):
-            stats = update(policy, optimizer, experience, objective, plan, derive_seed(sampling.seed, step))  # 3 update
-        log(step, summarize(experience) | stats, experience)
+            stats = update(policy, optimizer, experience, objective, plan, seed, beside)  # 3 update
+
+        figures = summarize(experience) | {"kl_coef": kl.coef}
+        if algorithm.critic_objective is not None:
+            figures |= summarize_critic(experience)
+        kl = kl.after(figures["kl_per_sequence_k1"], len(experience))
+        log(step, figures | stats, experience)
         watch(step + 1)
+
+
+def prompts_in_turn(questions: list[Prompt], cfg: PPOParams, seed: int) -> Iterator[list[Prompt]]:
+    """The different prompts that each iteration asks.
+
+    Raises:
+        TrainingError: there are fewer than one iteration needs.
+    """
+    if len(questions) < cfg.prompts_per_iteration:
+        grouped = f" in groups of {cfg.group_size}" if cfg.answers_per_prompt > 1 else ""
+        raise TrainingError(
+            f"ppo.rollout_size is {cfg.rollout_size}{grouped} but the part ppo has {len(questions)} prompts, fewer than "
+            f"one batch; lower ppo.rollout_size to at most {len(questions) * cfg.answers_per_prompt}, or raise data.split.ppo."
+        )
+    return prompt_batches(questions, cfg.prompts_per_iteration, cfg.iterations, seed)
+
+
+def optimizer_for(policy: Policy, cfg: PPOParams) -> Optimizer:
+    """Adam over the policy's adapter and, where it has one, its value head; the adapter becomes trainable."""
+    groups = [ParameterGroup("policy", policy.backbone.train(policy.adapter), cfg.lr)]
+    if policy.value_head is not None:
+        groups.append(ParameterGroup("value", list(policy.value_head.parameters()), cfg.value_lr))
+    return Optimizer(groups, cfg.max_grad_norm, constant_after_warmup(cfg.warmup_steps))

@@ -2,6 +2,7 @@
 
 import sys
 import time
+from collections.abc import Iterable
 from io import TextIOWrapper
 from types import TracebackType
 from typing import Self
@@ -13,6 +14,12 @@ if isinstance(sys.stdout, TextIOWrapper):
     sys.stdout.reconfigure(errors="replace")  # a character that a terminal lacks is a question mark, not a traceback
 console = Console(highlight=False, soft_wrap=True)
 SLOW_SECONDS = 20  # after this long without a line, the next step brings one
+
+
+def tell(notes: Iterable[str]) -> None:
+    """Prints what a person should know, and can do without."""
+    for note in notes:
+        console.print(f"note: {note}", markup=False, style="yellow")
 
 
 class ProgressBar:

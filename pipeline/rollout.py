@@ -23,6 +23,7 @@ BLOCK = 256  # tokens per block of the vocabulary, see invert_cdf
 class Sampling:
     """How answers are sampled: from the whole distribution (no top-k, top-p, penalties or minimum length), at the policy's temperature.
 
+    samples: answers to each prompt.
     greedy: the likeliest token instead; for reading, never for training.
     """
 
@@ -30,23 +31,25 @@ class Sampling:
     stop_ids: tuple[int, ...]
     chunk: int
     seed: int
+    samples: int = 1
     greedy: bool = False
 
 
 def generate(policy: Policy, prompts: Sequence[Prompt], sampling: Sampling, step: int) -> Rollout:
-    """One answer to each prompt, in the prompts' order.
+    """`sampling.samples` answers to each prompt, in the prompts' order; those to one prompt are neighbours.
 
     An answer ends with a stop token, which belongs to it, or is truncated at `max_new_tokens`. Every answer has at least
     one token; a stop token alone is a legal answer of length 1.
     """
     answers: list[list[int]] = []
     logprobs: list[list[float]] = []
-    for start in range(0, len(prompts), sampling.chunk):
-        chunk = prompts[start : start + sampling.chunk]
+    asked = [(prompt, sample) for prompt in prompts for sample in range(sampling.samples)]
+    for start in range(0, len(asked), sampling.chunk):
+        chunk = asked[start : start + sampling.chunk]
         ids, chunk_logprobs = _generate_chunk(policy, chunk, sampling, step)
         answers += ids
         logprobs += chunk_logprobs
-    rows = sequences([(prompt.ids, answer) for prompt, answer in zip(prompts, answers, strict=True)])
+    rows = sequences([(prompt.ids, answer) for (prompt, _), answer in zip(asked, answers, strict=True)])
     stops = set(sampling.stop_ids)
     return Rollout(
         tokens_BT=rows.tokens_BT,
@@ -54,13 +57,14 @@ def generate(policy: Policy, prompts: Sequence[Prompt], sampling: Sampling, step
         response_lengths_B=rows.response_lengths_B,
         behaviour_logprobs_BR=pad_rows(logprobs, torch.float32),
         truncated_B=torch.tensor([answer[-1] not in stops for answer in answers]),
-        prompt_ids_B=torch.tensor([prompt.key for prompt in prompts]),
+        prompt_ids_B=torch.tensor([prompt.key for prompt, _ in asked]),
     )
 
 
 def _generate_chunk(
-    policy: Policy, prompts: Sequence[Prompt], sampling: Sampling, step: int
+    policy: Policy, asked: Sequence[tuple[Prompt, int]], sampling: Sampling, step: int
 ) -> tuple[list[list[int]], list[list[float]]]:
+    prompts = [prompt for prompt, _ in asked]
     backbone = policy.backbone
     device = backbone.device
     stop_ids = torch.tensor(sampling.stop_ids, device=device)
@@ -82,7 +86,7 @@ def _generate_chunk(
             if sampling.greedy:
                 next_B = logprobs_BV.argmax(-1)
             else:
-                keys = [(prompts[row].key, 0) for row in alive]
+                keys = [(asked[row][0].key, asked[row][1]) for row in alive]
                 next_B = invert_cdf(logprobs_BV.exp(), uniforms(sampling.seed, step, keys, token).to(device))
             chosen_B = logprobs_BV.gather(1, next_B[:, None]).squeeze(1)
             for row, token_id, logprob in zip(alive, next_B.tolist(), chosen_B.tolist(), strict=True):

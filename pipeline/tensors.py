@@ -29,14 +29,23 @@ def masked_mean(x: Tensor, mask: Tensor) -> Tensor:
     return masked_sum(x, mask) / mask.sum().clamp(min=1)
 
 
+def masked_center(x: Tensor, mask: Tensor) -> Tensor:
+    """x less its mean over counting places; 0 elsewhere."""
+    return torch.where(mask, x - masked_mean(x, mask), 0)
+
+
+def masked_scale(x: Tensor, mask: Tensor) -> Tensor:
+    """x / sqrt(mean of x^2 + 1e-8) over counting places, the mean left in; 0 elsewhere."""
+    x = torch.where(mask, x, 0)
+    return x * torch.rsqrt(masked_mean(x**2, mask) + 1e-8)
+
+
 def masked_whiten(x: Tensor, mask: Tensor) -> Tensor:
     """(x - mean) / sqrt(variance + 1e-8) over counting places, population variance; 0 elsewhere.
 
     With one counting element, or elements that are all equal, the result is 0: finite, and without effect.
     """
-    mean = masked_mean(x, mask)
-    variance = masked_mean((x - mean) ** 2, mask)
-    return torch.where(mask, (x - mean) * torch.rsqrt(variance + 1e-8), 0)
+    return masked_scale(masked_center(x, mask), mask)
 
 
 def safe_exp(x: Tensor) -> Tensor:

@@ -8,10 +8,13 @@ from typing import Any
 import torch
 from torch import nn
 
-from pipeline.batch import Batch, Experience, microbatches
+from pipeline.batch import Batch, Experience, Sequences, microbatches
+from pipeline.data.examples import epochs_of
 from pipeline.errors import TrainingError
+from pipeline.objectives.offline import sft
 from pipeline.objectives.terms import Terms
 from pipeline.randomness import permutation
+from pipeline.roles import Policy, PolicyOutput
 
 ADAM_EPS = 1e-5
 NON_FINITE_LIMIT = 3  # steps in a row
@@ -47,6 +50,11 @@ class Optimizer:
             weight_decay=0.0,
             foreach=False,
         )
+
+    @property
+    def parameters(self) -> list[nn.Parameter]:
+        """All that is trained."""
+        return [parameter for group in self.groups for parameter in group.parameters]
 
     def zero_grad(self) -> None:
         """Forgets gradients."""
@@ -133,6 +141,28 @@ class UpdatePlan:
     stop_kl: float | None
 
 
+@dataclass(frozen=True)
+class Rehearsal:
+    """Demonstrations that are learnt alongside, so that the policy forgets less (Ouyang et al. 2022, equation 2: ptx).
+
+    policy: the actor as SFT sees it, at temperature 1 and without a critic.
+    coef: weight of the SFT loss.
+    """
+
+    policy: Policy
+    demonstrations: Sequences
+    coef: float
+
+    def accumulate(self, batch: Sequences, microbatch_size: int) -> float:
+        """Adds the weighted gradients of the batch's SFT loss; the loss itself, in nats per token."""
+
+        def weighted(output: PolicyOutput, rows: Sequences) -> Terms:
+            terms = sft(output.logprobs_BR, rows.response_mask_BR)
+            return Terms(self.coef * terms.loss_sum, terms.sums)
+
+        return accumulate(self.policy, batch, weighted, microbatch_size)["loss"]
+
+
 def update(
     policy: Callable[[Experience], Any],
     optimizer: Optimizer,
@@ -140,12 +170,16 @@ def update(
     objective: Objective,
     plan: UpdatePlan,
     seed: int,
+    rehearsal: Rehearsal | None = None,
 ) -> dict[str, float]:
     """PPO's inner loop over one rollout; means over its optimizer steps, and the largest of what ends in _max.
 
-    The first epoch takes the rows in the order in which they were evaluated, later epochs in other orders.
+    The first epoch takes the rows in the order in which they were evaluated, later epochs in other orders. With a
+    rehearsal each step has, besides, a batch of as many demonstrations, in an order of `seed`.
     """
     history: list[dict[str, float]] = []
+    planned = plan.epochs * -(-len(experience) // plan.minibatch_size)
+    rehearsed = rehearsal and epochs_of(rehearsal.demonstrations, plan.minibatch_size, planned, seed)
     steps = 0
     for minibatch in _minibatches(experience, plan, seed):
         stats = accumulate(policy, minibatch, objective, plan.microbatch_size)
@@ -153,9 +187,11 @@ def update(
         if plan.stop_kl is not None and stats.get("update_k3", 0.0) > plan.stop_kl:
             optimizer.zero_grad()
             break
+        if rehearsal is not None:
+            stats["ptx_loss"] = rehearsal.accumulate(next(rehearsed), plan.microbatch_size)
+            stats["loss"] += rehearsal.coef * stats["ptx_loss"]
         stats |= optimizer.step(stats["loss"])
         steps += 1
-    planned = plan.epochs * -(-len(experience) // plan.minibatch_size)
     return _summary(history) | {"update_steps": float(steps), "update_steps_skipped": float(planned - steps)}
 
 

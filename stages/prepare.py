@@ -20,7 +20,7 @@ from pipeline.files import write_json
 from pipeline.params.base import BaseParams
 from pipeline.params.check import check_params
 from pipeline.params.data import DataParams
-from pipeline.progress import console
+from pipeline.progress import console, tell
 from pipeline.stage import BASE_FILE, Stage, run_stage
 
 FOLDER = BASE_FILE.parent
@@ -30,8 +30,7 @@ REPORT = Path("reports/data.md")
 def prepare(stage: Stage) -> None:
     """Writes prepared/, metrics/prepare.json and reports/data.md."""
     cfg, tokenizer = stage.params(DataParams, "data"), stage.tokenizer
-    for note in (*check_params(), *tokenizer.notes):
-        console.print(f"note: {note}", markup=False, style="yellow")
+    tell((*check_params(), *tokenizer.notes))
     FOLDER.mkdir(exist_ok=True)
     with TemporaryFile(dir=FOLDER) as spill:  # beside the outputs: a small /tmp may not hold it
         pool = Pool(spill)

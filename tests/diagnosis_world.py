@@ -21,7 +21,7 @@ from pipeline.stage import Stage
 from pipeline.tracking import Tracker
 from pipeline.weights import save_head
 
-WORDS = "sun rain tea bread ink salt wool iron milk corn".split()
+WORDS = ["sun", "rain", "tea", "bread", "ink", "salt", "wool", "iron", "milk", "corn"]
 
 
 def write_world(folder: Path, base: Path, **changes: object) -> None:
@@ -36,7 +36,10 @@ def write_world(folder: Path, base: Path, **changes: object) -> None:
     prepared.mkdir(parents=True)
     identity = BaseIdentity(fingerprint(base), 259, "tiny")
     (prepared / "base.json").write_text(json.dumps({"fingerprint": identity.fingerprint}))
-    asked = [(Message("user", f"What is {word}{'?' * (place % 3)} " * (1 + place % 2)),) for place, word in enumerate(WORDS * 3)]
+    asked = [
+        (Message("user", f"What is {word}{'?' * (place % 3)} " * (1 + place % 2)),)
+        for place, word in enumerate(WORDS * 3)
+    ]
     asked = [(Message("user", f"{number} {turn.content}"),) for number, (turn,) in enumerate(asked)]
     write_records(prepared / "ppo.jsonl", [PromptOnly(prompt) for prompt in asked[:16]])
     pairs = [Pair(prompt, f"It is {WORDS[n % 10]} of old", f"no idea {n}") for n, prompt in enumerate(asked[16:])]

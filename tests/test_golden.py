@@ -6,13 +6,14 @@ import pytest
 import torch
 from conftest import SHARED
 
-from pipeline.advantages import gae
+from pipeline.advantages import gae, group_centered, group_normalized, leave_one_out, reward_to_go
 from pipeline.evaluation import shaped_scores, token_rewards
 from pipeline.objectives.kl import k1, k2, k3
 from pipeline.objectives.offline import bradley_terry
-from pipeline.objectives.online import clipped_surrogate, clipped_value
+from pipeline.objectives.online import clipped_surrogate, clipped_value, policy_gradient
 from pipeline.tensors import (
     length_mask,
+    masked_center,
     masked_sum,
     masked_whiten,
     safe_exp,
@@ -21,13 +22,17 @@ from pipeline.tensors import (
 )
 
 FILE = SHARED / "golden" / "math.json"
-GOLDEN = json.loads(FILE.read_text()) if FILE.is_file() else {"ppo": [], "reward_pairs": []}
+GOLDEN = json.loads(FILE.read_text()) if FILE.is_file() else {"ppo": [], "groups": [], "reward_pairs": []}
 needs_file = pytest.mark.skipif(not FILE.is_file(), reason="../shared/golden is not beside this checkout")
 
 
 def close(actual: torch.Tensor | float, expected: list | float) -> None:
     actual = torch.as_tensor(actual, dtype=torch.float64)
     torch.testing.assert_close(actual, torch.tensor(expected, dtype=torch.float64), rtol=1e-5, atol=1e-5)
+
+
+def sizes(rows: list[list]) -> tuple[int, int]:
+    return len(rows), len(rows[0])
 
 
 class Case:
@@ -89,6 +94,9 @@ def test_ppo_case(content: dict) -> None:
     close(
         gae(rewards_BR, values_BR, mask_BR, raw["gamma"], raw["lam"], bootstrap_B)[0], want["advantages_bootstrapped"]
     )
+    to_go_BR = reward_to_go(rewards_BR, mask_BR, raw["gamma"])
+    close(to_go_BR, want["reward_to_go"])
+    close(masked_center(to_go_BR, mask_BR), want["reward_to_go_minus_batch_mean"])
     whitened_BR = masked_whiten(advantages_BR, mask_BR)
     close(whitened_BR, want["whitened_advantages"])
 
@@ -105,6 +113,15 @@ def test_ppo_case(content: dict) -> None:
     value = clipped_value(torch.tensor(raw["new_values"]), values_BR, returns_BR, mask_BR, raw["clip_value"])
     close(value.loss_sum, want["value_loss_sum"])
     close(value.sums["value_clip_fraction"], want["value_clip_count"])
+
+
+@needs_file
+@pytest.mark.parametrize("group", GOLDEN["groups"], ids=lambda group: "x".join(map(str, sizes(group["rewards"]))))
+def test_group(group: dict) -> None:
+    rewards_PG = torch.tensor(group["rewards"])
+    close(leave_one_out(rewards_PG), group["rloo"])
+    close(group_normalized(rewards_PG), group["grpo"])
+    close(group_centered(rewards_PG), group["grpo_without_std"])
 
 
 @needs_file
@@ -174,6 +191,39 @@ def test_padding_cannot_leak_into_advantages_even_as_nan() -> None:
     advantages_BR, returns_BR = gae(rewards_BR, values_BR, torch.tensor([[True, False], [True, True]]), 1.0, 1.0)
     close(advantages_BR, [[0.75, 0.0], [1.0, 1.0]])
     close(returns_BR, [[1.0, 0.0], [1.0, 1.0]])
+
+
+def test_reward_to_go_by_hand() -> None:
+    """r = (1, 0, 4), gamma 0.5: 1 + 0.5 * 2, 0.5 * 4, 4; with 8 still to come after the last token: 3, 4, 8."""
+    rewards_BR, mask_BR = torch.tensor([[1.0, 0, 4]]), torch.ones(1, 3).bool()
+    close(reward_to_go(rewards_BR, mask_BR, 0.5), [[2.0, 2.0, 4.0]])
+    close(reward_to_go(rewards_BR, mask_BR, 0.5, bootstrap_B=torch.tensor([8.0])), [[3.0, 4.0, 8.0]])
+
+
+def test_groups_by_hand() -> None:
+    """Rewards (1, 2, 6): mean 3, std sqrt((4 + 1 + 9) / 3) = 2.160247; the means of the others are 4, 3.5 and 1.5."""
+    rewards_PG = torch.tensor([[1.0, 2.0, 6.0]])
+    close(leave_one_out(rewards_PG), [[-3.0, -1.5, 4.5]])
+    close(group_centered(rewards_PG), [[-2.0, -1.0, 3.0]])
+    close(group_normalized(rewards_PG), [[-0.9258197, -0.4629098, 1.3887295]])
+
+
+@pytest.mark.parametrize("rewards", [[[5.0]], [[0.1, 0.1, 0.1]]], ids=["one answer", "equal answers"])
+def test_a_group_without_spread_is_finite_and_zero(rewards: list) -> None:
+    """Report huggingface/trl#4662."""
+    rewards_PG = torch.tensor(rewards)
+    for estimate in (leave_one_out, group_centered, group_normalized):
+        close(estimate(rewards_PG), torch.zeros_like(rewards_PG).tolist())
+
+
+def test_policy_gradient_by_hand() -> None:
+    """A = (2, -1), log p = (-0.5, -3), weights (1, 0.5): 1 - 1.5 = -0.5; d/d logp = -A w = (-2, 0.5)."""
+    logprobs_BR = torch.tensor([[-0.5, -3.0, 7.0]], requires_grad=True)
+    mask_BR = torch.tensor([[True, True, False]])
+    terms = policy_gradient(logprobs_BR, torch.tensor([[2.0, -1.0, 9.0]]), mask_BR, torch.tensor([[1.0, 0.5, 1.0]]))
+    terms.loss_sum.backward()
+    close(terms.loss_sum.detach(), -0.5)
+    close(logprobs_BR.grad, [[-2.0, 0.5, 0.0]])
 
 
 def test_clipped_surrogate_by_hand() -> None:

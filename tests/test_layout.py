@@ -28,6 +28,7 @@ LAYERS = [
         "pipeline.evaluation",
         "pipeline.update",
         "pipeline.algorithms",
+        "pipeline.kl_control",
         "pipeline.samples",
         "pipeline.rewards",
     ],

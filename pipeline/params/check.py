@@ -54,6 +54,7 @@ def check_params(path: str | Path = PARAMS_FILE) -> list[str]:
     if faults:
         raise ParameterError(" ".join(faults))
     warnings = [sentence for name, section in sections.items() for sentence in unusual_values(name, section)]
+    warnings += sections["ppo"].notes
     if sections["ppo"].lr > sections["sft"].lr:
         warnings.append(
             f"ppo.lr is {sections['ppo'].lr:g}, above sft.lr {sections['sft'].lr:g}: "
