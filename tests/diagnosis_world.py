@@ -12,7 +12,7 @@ from pipeline.backbone import BaseIdentity
 from pipeline.base_model import fingerprint
 from pipeline.data.prepared import write_records
 from pipeline.data.records import Message, Pair, PromptOnly
-from pipeline.diagnosis.opening import Loop, open_loop
+from pipeline.diagnosis.opening import Case, open_case
 from pipeline.heads import ScalarHead
 from pipeline.loading import load_backbone
 from pipeline.params.runtime import RuntimeParams
@@ -55,9 +55,9 @@ def write_world(folder: Path, base: Path, **changes: object) -> None:
     save_head(ScalarHead(backbone.hidden_size, std=0.1), folder / "artifacts" / "reward")
 
 
-def open_world() -> Loop:
-    """The loop of the folder that is the working directory."""
-    return open_loop(Stage("ppo", 5, load_section("runtime", RuntimeParams), Tracker()))
+def open_world() -> Case:
+    """The case of the folder that is the working directory."""
+    return open_case(Stage("ppo", 5, load_section("runtime", RuntimeParams), Tracker()))
 
 
 def copied(world: Path, folder: Path) -> Path:

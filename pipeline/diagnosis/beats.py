@@ -9,7 +9,7 @@ from pipeline.diagnosis.beats_evaluate import check_evaluate
 from pipeline.diagnosis.beats_rollout import answers_of, check_linears, check_rollout, check_start
 from pipeline.diagnosis.beats_update import check_after, check_update
 from pipeline.diagnosis.compare import Beat, Tolerance
-from pipeline.diagnosis.opening import Loop
+from pipeline.diagnosis.opening import Case
 from pipeline.diagnosis.recording import record
 from pipeline.diagnosis.truth import read_truth
 
@@ -20,25 +20,24 @@ GRADIENT = {torch.float32: 1e-2, torch.bfloat16: 0.3}
 """Relative, of each matrix."""
 
 
-def check_beats(loop: Loop, rows: int) -> list[Beat]:
+def check_beats(case: Case, rows: int) -> list[Beat]:
     """One list, in the order of the loop. The policy is left moved."""
-    backbone = loop.policy.backbone
-    truth = read_truth(backbone.causal)
-    tolerance = FORWARD[backbone.head_VH.dtype]
-    start = check_start(loop, truth)
+    backbone = case.loop.policy.backbone
+    truth = read_truth(backbone.causal, case.cfg.uses_reward_model)
+    dtype = backbone.head_VH.dtype
+    start = check_start(case.loop, truth)
     frozen = _frozen(backbone.causal)
-    recording = record(loop, rows, truth.scale)
-    asked, asked_after = ([prompt.ids for prompt in prompts] for prompts in recording.asked)
-    answered = answers_of(recording.experiences[0], asked)
+    recording = record(case, rows, truth.scale)
+    answered = answers_of(recording, 0)
     passes = truth.passes(recording.steps[0].before.adapter, answered, recording.cfg.temperature)
     return [
         *start,
-        *check_rollout(recording, truth, answered, passes, tolerance),
-        *check_evaluate(recording, truth, answered, passes, loop.end_id, tolerance),
-        *check_update(recording, truth, tolerance, GRADIENT[backbone.head_VH.dtype]),
+        *check_rollout(recording, truth, answered, passes, FORWARD[dtype]),
+        *check_evaluate(case, recording, truth, answered, passes, FORWARD[dtype]),
+        *check_update(recording, truth, FORWARD[dtype], GRADIENT[dtype]),
         _check_frozen(frozen, _frozen(backbone.causal)),
         check_linears(backbone.causal, "update: 4-bit layers after it"),
-        check_after(recording, truth, asked_after, tolerance),
+        *check_after(recording, truth, FORWARD[dtype]),
     ]
 
 

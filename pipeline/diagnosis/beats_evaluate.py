@@ -6,78 +6,82 @@ from collections.abc import Callable
 from pipeline.diagnosis import naive_math
 from pipeline.diagnosis.beats_rollout import cut, logprobs
 from pipeline.diagnosis.compare import ARITHMETIC, Beat, Tolerance, compare, explained
-from pipeline.diagnosis.naive_model import RowPass, score_pass
+from pipeline.diagnosis.naive_model import Adapter, RowPass
+from pipeline.diagnosis.naive_rewards import Ending, scores_of
+from pipeline.diagnosis.opening import Case
 from pipeline.diagnosis.recording import Recording
 from pipeline.diagnosis.truth import Rows, Truth
 
 MODULE = "pipeline/evaluation.py"
+MATH = "pipeline/advantages.py, algorithms.py, tensors.py"
 Numbers = list[list[float]]
+Guesses = dict[str, Callable[[], Numbers]]
 
 
 def check_evaluate(
-    recording: Recording, truth: Truth, rows: Rows, passes: list[RowPass], end_id: int, tolerance: Tolerance
+    case: Case, recording: Recording, truth: Truth, rows: Rows, passes: list[RowPass], tolerance: Tolerance
 ) -> list[Beat]:
     """All beats of `evaluate`, in its order."""
     return [
-        *_forwards(recording, truth, rows, passes, tolerance),
-        _scores(recording, truth, rows, end_id, tolerance),
+        *_logprobs(recording, truth, rows, passes, tolerance),
+        *_values(recording, rows, passes, tolerance),
+        _scores(case, recording, truth, rows, tolerance),
         *_rewards(recording, rows),
         *_advantages(recording, rows),
+        _weights(recording, rows),
         _figures(recording, rows),
     ]
 
 
-def _forwards(
+def _logprobs(
     recording: Recording, truth: Truth, rows: Rows, passes: list[RowPass], tolerance: Tolerance
 ) -> list[Beat]:
-    experience, cfg, weights = recording.experiences[0], recording.cfg, recording.steps[0].before
+    experience, cfg, policy = recording.experiences[0], recording.cfg, recording.steps[0].before.adapter
     module = "pipeline/roles.py, evaluation.py"
 
-    def named(adapter) -> Callable[[], Numbers]:
-        return lambda: logprobs(truth.passes(adapter, rows, cfg.temperature))
+    def under(adapter: Adapter | None, temperature: float = cfg.temperature) -> Callable[[], Numbers]:
+        return lambda: logprobs(truth.passes(adapter, rows, temperature))
 
-    old, reference = cut(experience.old_logprobs_BR, rows), cut(experience.ref_logprobs_BR, rows)
-    ours, theirs = named(weights.adapter), named(truth.sft)
-    others = {"the raw base": named(None), "the reward adapter": named(truth.reward)}
-    hot = {"another temperature: 1": lambda: logprobs(truth.passes(weights.adapter, rows, 1.0))}
-    cold = {"another temperature: 1": lambda: logprobs(truth.passes(truth.sft, rows, 1.0))}
+    others: Guesses = {"the raw base": under(None)}
+    if truth.reward is not None:
+        others |= {"the reward adapter": under(truth.reward)}
     beats = []
     if cfg.old_logprobs == "recompute":
-        beat = compare("evaluate: old log-probs", module, old, logprobs(passes), tolerance)
-        beats.append(explained(beat, old, {"the sft adapter": theirs} | others | hot, tolerance))
-    beat = compare("evaluate: reference log-probs", module, reference, theirs(), tolerance)
-    beats.append(explained(beat, reference, {"the policy": ours} | others | cold, tolerance))
-    values = [weights.head(row.states_RH).tolist() for row in passes]
-    after = [[*row[1:], row[-1]] for row in values]
-    found = cut(experience.values_BR, rows)
-    beat = compare("evaluate: values", module, found, values, tolerance)
-    beats.append(
-        explained(
-            beat,
-            [row[:-1] for row in found],
-            _one("the states AFTER the tokens", [row[:-1] for row in after]),
-            tolerance,
-        )
-    )
-    return beats
+        found = cut(experience.old_logprobs_BR, rows)
+        guesses = {"the sft adapter": under(truth.sft), **others, "temperature 1": under(policy, 1.0)}
+        beat = compare("evaluate: old log-probs", module, found, logprobs(passes), tolerance)
+        beats.append(explained(beat, found, guesses, tolerance))
+    found = cut(experience.ref_logprobs_BR, rows)
+    guesses = {"the policy itself": under(policy), **others, "temperature 1": under(truth.sft, 1.0)}
+    beat = compare("evaluate: reference log-probs", module, found, under(truth.sft)(), tolerance)
+    return [*beats, explained(beat, found, guesses, tolerance)]
 
 
-def _scores(recording: Recording, truth: Truth, rows: Rows, end_id: int, tolerance: Tolerance) -> Beat:
+def _values(recording: Recording, rows: Rows, passes: list[RowPass], tolerance: Tolerance) -> list[Beat]:
+    head = recording.steps[0].before.head
+    if head is None:
+        return []
+    values = [head(row.states_RH).tolist() for row in passes]
+    found = cut(recording.experiences[0].values_BR, rows)
+    beat = compare("evaluate: values", "pipeline/roles.py, evaluation.py", found, values, tolerance)
+    after = {"the states AFTER the tokens": lambda: [row[1:] for row in values]}
+    return [explained(beat, [row[:-1] for row in found], after, tolerance)]
+
+
+def _scores(case: Case, recording: Recording, truth: Truth, rows: Rows, tolerance: Tolerance) -> Beat:
     experience = recording.experiences[0]
     cut_off = experience.truncated_B.tolist()
 
-    def scored(ended: Callable[[list[int], bool], list[int]]) -> Numbers:
-        return [
-            [score_pass(truth.causal, truth.reward, truth.reward_head, prompt, ended(answer, was_cut))]
-            for (prompt, answer), was_cut in zip(rows, cut_off, strict=True)
-        ]
+    def scores(ending: Ending) -> Numbers:
+        return [[score] for score in scores_of(case, truth, rows, cut_off, recording.asked[0], ending)]
 
     found = [[score] for score in experience.scores_B.tolist()]
-    expected = scored(lambda answer, was_cut: [*answer, end_id] if was_cut else answer)
-    beat = compare("evaluate: scores", "pipeline/roles.py, the score function", found, expected, tolerance)
+    end = case.tokenizer.end_id
+    expected = scores(lambda answer, was_cut: [*answer, end] if was_cut else answer)
+    beat = compare("evaluate: scores", "pipeline/rewards.py, roles.py", found, expected, tolerance, ("answer", "score"))
     guesses = {
-        "answers that were cut, without an end token put after them": lambda: scored(lambda answer, _: answer),
-        "the token before the last": lambda: scored(
+        "answers that were cut, without an end token after them": lambda: scores(lambda answer, _: answer),
+        "the state one token too early": lambda: scores(
             lambda answer, was_cut: answer if was_cut else answer[:-1] or answer
         ),
     }
@@ -86,109 +90,156 @@ def _scores(recording: Recording, truth: Truth, rows: Rows, end_id: int, toleran
 
 def _rewards(recording: Recording, rows: Rows) -> list[Beat]:
     experience, cfg = recording.experiences[0], recording.cfg
-    old, reference = cut(experience.old_logprobs_BR, rows), cut(experience.ref_logprobs_BR, rows)
+    kl_coef = 0.0 if cfg.algorithm == "grpo" else cfg.kl_coef  # GRPO pays for KL in its loss
+    pairs = list(zip(cut(experience.old_logprobs_BR, rows), cut(experience.ref_logprobs_BR, rows), strict=True))
+    cut_off = experience.truncated_B.tolist()
+    raw = experience.scores_B.tolist()
+    raw = naive_math.relative(raw) if cfg.normalize_scores else raw
     found = cut(experience.rewards_BR, rows)
-    scores = [
-        naive_math.shaped_score(score, was_cut, cfg.score_clip, cfg.missing_eos_penalty)
-        for score, was_cut in zip(experience.scores_B.tolist(), experience.truncated_B.tolist(), strict=True)
-    ]
 
-    def rewards(kl: Callable[[float, float], float], scores: list[float]) -> Numbers:
+    def kls(estimate: Callable[[float, float], float]) -> Numbers:
+        return [[estimate(old, reference) for old, reference in zip(*pair, strict=True)] for pair in pairs]
+
+    def shaped(penalty: float, of_cut: bool = True) -> list[float]:
         return [
-            naive_math.token_rewards([kl(o, r) for o, r in zip(*pair, strict=True)], cfg.kl_coef, score)
-            for *pair, score in zip(old, reference, scores, strict=True)
+            naive_math.shaped_score(score, was_cut == of_cut, cfg.score_clip, penalty)
+            for score, was_cut in zip(raw, cut_off, strict=True)
         ]
 
-    def kl(o: float, r: float) -> float:
-        return naive_math.kl(o, r, cfg.kl_estimator)
+    right_kl = kls(lambda old, reference: naive_math.kl(old, reference, cfg.kl_estimator))
 
-    expected = rewards(kl, scores)
-    kl_guesses = {
-        "KL with its sign flipped": lambda: _but_last(
-            rewards(lambda o, r: kl(r, o) if cfg.kl_estimator == "k1" else -kl(o, r), scores)
-        ),
-        "estimator k1": lambda: _but_last(rewards(lambda o, r: naive_math.kl(o, r, "k1"), scores)),
-        "estimator k2": lambda: _but_last(rewards(lambda o, r: naive_math.kl(o, r, "k2"), scores)),
-        "estimator k3": lambda: _but_last(rewards(lambda o, r: naive_math.kl(o, r, "k3"), scores)),
-        "no KL at all": lambda: _but_last(rewards(lambda o, r: 0.0, scores)),
-    }
-    # a score that stands on the wrong token is no fault of KL: where it does, the token is left to the next beat
-    kl_found, kl_expected = [], []
-    for mine, right, score in zip(found, expected, scores, strict=True):
-        kept = [t for t in range(len(right) - 1) if abs(mine[t] - right[t] - score) > ARITHMETIC.largest or score == 0]
-        kl_found.append([mine[t] for t in kept])
-        kl_expected.append([right[t] for t in kept])
-    kl_beat = compare("evaluate: KL per token", MODULE, kl_found, kl_expected, ARITHMETIC)
+    def rewards(scores: list[float]) -> Numbers:
+        return [naive_math.token_rewards(kl, kl_coef, score) for kl, score in zip(right_kl, scores, strict=True)]
+
+    scores = shaped(cfg.missing_eos_penalty)
+    expected = rewards(scores)
     beat = compare("evaluate: token rewards", MODULE, found, expected, ARITHMETIC)
-    raw = experience.scores_B.tolist()
-    cut_off = experience.truncated_B.tolist()
     guesses = {
-        "the missing-end penalty with its sign flipped": lambda: rewards(
-            kl, [s + 2 * cfg.missing_eos_penalty if c else s for s, c in zip(scores, cut_off, strict=True)]
-        ),
-        "scores without the missing-end penalty": lambda: rewards(
-            kl, [naive_math.shaped_score(s, False, cfg.score_clip, 0.0) for s in raw]
-        ),
-        "the penalty paid by the answers that ended": lambda: rewards(
-            kl,
-            [
-                naive_math.shaped_score(s, not c, cfg.score_clip, cfg.missing_eos_penalty)
-                for s, c in zip(raw, cut_off, strict=True)
-            ],
-        ),
-        "no score at all": lambda: rewards(kl, [0.0] * len(scores)),
+        "the missing-end penalty with its sign flipped": lambda: rewards(shaped(-cfg.missing_eos_penalty)),
+        "scores without the missing-end penalty": lambda: rewards(shaped(0.0)),
+        "the penalty paid by the answers that ended": lambda: rewards(shaped(cfg.missing_eos_penalty, of_cut=False)),
+        "no score at all": lambda: rewards([0.0] * len(scores)),
     }
-    return [
-        explained(kl_beat, _but_last(found), kl_guesses, ARITHMETIC),
-        explained(beat, found, guesses, ARITHMETIC),
+    beats = [explained(beat, found, guesses, ARITHMETIC)]
+    if kl_coef:
+        beats.insert(0, _kl(recording, found, expected, right_kl, kls, scores, kl_coef))
+    return beats
+
+
+def _kl(
+    recording: Recording,
+    found: Numbers,
+    expected: Numbers,
+    right_kl: Numbers,
+    kls: Callable[[Callable[[float, float], float]], Numbers],
+    scores: list[float],
+    kl_coef: float,
+) -> Beat:
+    """What the rewards of all tokens but the last say of KL, in nats.
+
+    A score that stands on the wrong token is no fault of KL: such a token is left to the beat of the rewards.
+    """
+    estimator = recording.cfg.kl_estimator
+    kept = [
+        [t for t in range(len(right) - 1) if abs(mine[t] - right[t] - score) > ARITHMETIC.largest or not score]
+        for mine, right, score in zip(found, expected, scores, strict=True)
     ]
+    # float32 rewards of size r know KL to about 1e-7 r / kl_coef
+    tolerance = Tolerance(ARITHMETIC.largest / min(1.0, kl_coef), ARITHMETIC.typical / min(1.0, kl_coef))
+    implied = [[-mine[t] / kl_coef for t in places] for mine, places in zip(found, kept, strict=True)]
+
+    def at_kept(rows: Numbers) -> Numbers:
+        return [[row[t] for t in places] for row, places in zip(rows, kept, strict=True)]
+
+    guesses: Guesses = {
+        "KL with its sign flipped": lambda: [[-kl for kl in row] for row in at_kept(right_kl)],
+        "KL of the reference to the policy": lambda: at_kept(kls(lambda o, r: naive_math.kl(r, o, estimator))),
+        "no KL at all": lambda: at_kept(kls(lambda _, __: 0.0)),
+        "KL shifted by one token": lambda: at_kept([[*row[1:], 0.0] for row in right_kl]),
+        **{
+            f"estimator {other}": lambda other=other: at_kept(kls(lambda o, r: naive_math.kl(o, r, other)))
+            for other in ("k1", "k2", "k3")
+        },
+    }
+    beat = compare("evaluate: KL per token", MODULE, implied, at_kept(right_kl), tolerance)
+    return explained(beat, implied, guesses, tolerance)
 
 
 def _advantages(recording: Recording, rows: Rows) -> list[Beat]:
     experience, cfg = recording.experiences[0], recording.cfg
-    rewards, values = cut(experience.rewards_BR, rows), cut(experience.values_BR, rows)
-    raw = [naive_math.gae(r, v, cfg.gamma, cfg.lam) for r, v in zip(rewards, values, strict=True)]
-    returns = [[a + v for a, v in zip(*pair, strict=True)] for pair in zip(raw, values, strict=True)]
-    expected = naive_math.whitened(raw)
-    found = cut(experience.advantages_BR, rows)
-    beat = compare(
-        "evaluate: advantages", "pipeline/advantages.py, algorithms.py, tensors.py", found, expected, ARITHMETIC
-    )
-    guesses = {
-        "advantages that are not whitened": lambda: raw,
-        "advantages shifted by one token (each that of the next)": lambda: [[*row[1:], 0.0] for row in expected],
-        "advantages shifted by one token (each that of the one before)": lambda: [[0.0, *row[:-1]] for row in expected],
-        "advantages with their sign flipped": lambda: [[-a for a in row] for row in expected],
-        "advantages without values": lambda: naive_math.whitened(
-            [naive_math.gae(r, [0.0] * len(r), cfg.gamma, cfg.lam) for r in rewards]
-        ),
-        "advantages divided by their deviation but not centred": lambda: _scaled(raw),
-        "advantages centred but not divided by their deviation": lambda: _centred(raw),
+    rewards = cut(experience.rewards_BR, rows)
+    if cfg.algorithm == "ppo":
+        values = cut(experience.values_BR, rows)
+        raw = [naive_math.gae(r, v, cfg.gamma, cfg.lam) for r, v in zip(rewards, values, strict=True)]
+        returns = [[a + v for a, v in zip(*pair, strict=True)] for pair in zip(raw, values, strict=True)]
+        final = naive_math.whitened(raw)
+    elif cfg.algorithm == "reinforce":
+        returns = [naive_math.reward_to_go(row, cfg.gamma) for row in rewards]
+        raw = naive_math.centred(returns) if cfg.baseline == "batch_mean" else returns
+        final = naive_math.scaled(raw)
+    else:
+        whole = [sum(row) for row in rewards]
+        groups = [whole[start : start + cfg.group_size] for start in range(0, len(whole), cfg.group_size)]
+        if cfg.algorithm == "rloo":
+            estimates = [a for group in groups for a in naive_math.leave_one_out(group)]
+            raws = estimates
+        else:
+            estimates = [a for group in groups for a in naive_math.group_relative(group, cfg.scale_by_std)]
+            raws = [a for group in groups for a in naive_math.group_relative(group, by_std=False)]
+        returns, raw, final = (
+            [[number] * len(row) for number, row in zip(numbers, rewards, strict=True)]
+            for numbers in (whole, raws, estimates)
+        )
+    found, found_raw = cut(experience.advantages_BR, rows), cut(experience.raw_advantages_BR, rows)
+    beat = compare("evaluate: advantages", MATH, found, final, ARITHMETIC)
+    guesses: Guesses = {
+        "advantages that are not whitened or scaled": lambda: raw,
+        "advantages scaled but not centred": lambda: naive_math.scaled(raw),
+        "advantages centred but not scaled": lambda: naive_math.centred(raw),
+        **_shifted(final),
     }
-    beats = [
+    return [
+        explained(
+            compare("evaluate: raw advantages", MATH, found_raw, raw, ARITHMETIC), found_raw, _shifted(raw), ARITHMETIC
+        ),
         explained(beat, found, guesses, ARITHMETIC),
-        compare("evaluate: returns", "pipeline/advantages.py", cut(experience.returns_BR, rows), returns, ARITHMETIC),
+        compare("evaluate: returns", MATH, cut(experience.returns_BR, rows), returns, ARITHMETIC),
     ]
-    old, behaviour = cut(experience.old_logprobs_BR, rows), cut(experience.behaviour_logprobs_BR, rows)
-    weights = [
-        [
-            1.0 if cfg.old_logprobs == "rollout" else naive_math.importance_weight(o, b)
-            for o, b in zip(*pair, strict=True)
-        ]
-        for pair in zip(old, behaviour, strict=True)
-    ]
-    found = cut(experience.weights_BR, rows)
-    return [*beats, compare("evaluate: importance weights", MODULE, found, weights, ARITHMETIC)]
+
+
+def _shifted(right: Numbers) -> Guesses:
+    return {
+        "advantages with their sign flipped": lambda: [[-a for a in row] for row in right],
+        "advantages shifted: each token has that of the next": lambda: [[*row[1:], 0.0] for row in right],
+        "advantages shifted: each token has that of the one before": lambda: [[0.0, *row[:-1]] for row in right],
+    }
+
+
+def _weights(recording: Recording, rows: Rows) -> Beat:
+    """As the loop had them, and as they are where the sampler is far from the policy."""
+    found, expected = [], []
+    for experience in (recording.experiences[0], recording.shifted):
+        found += cut(experience.weights_BR, rows)
+        for old, behaviour in zip(
+            cut(experience.old_logprobs_BR, rows), cut(experience.behaviour_logprobs_BR, rows), strict=True
+        ):
+            if recording.cfg.old_logprobs == "rollout":
+                expected.append([1.0] * len(old))
+            else:
+                expected.append([naive_math.importance_weight(o, b) for o, b in zip(old, behaviour, strict=True)])
+    return compare("evaluate: importance weights", MODULE, found, expected, ARITHMETIC)
 
 
 def _figures(recording: Recording, rows: Rows) -> Beat:
     """What the log says of the rollout."""
     experience, stats = recording.experiences[0], recording.stats[0]
-    old, reference = cut(experience.old_logprobs_BR, rows), cut(experience.ref_logprobs_BR, rows)
+    pairs = [
+        list(zip(*pair, strict=True))
+        for pair in zip(cut(experience.old_logprobs_BR, rows), cut(experience.ref_logprobs_BR, rows), strict=True)
+    ]
+    k1 = [[naive_math.kl(old, reference, "k1") for old, reference in row] for row in pairs]
+    k3 = [[naive_math.kl(old, reference, "k3") for old, reference in row] for row in pairs]
     scores = experience.scores_B.tolist()
-    pairs = [list(zip(*pair, strict=True)) for pair in zip(old, reference, strict=True)]
-    k1 = [[naive_math.kl(o, r, "k1") for o, r in row] for row in pairs]
-    k3 = [[naive_math.kl(o, r, "k3") for o, r in row] for row in pairs]
     expected = {
         "score_mean": statistics.fmean(scores),
         "score_std": statistics.pstdev(scores),
@@ -199,34 +250,18 @@ def _figures(recording: Recording, rows: Rows) -> Beat:
         "length_mean": statistics.fmean(len(answer) for _, answer in rows),
         "end_token_rate": 1 - statistics.fmean(map(float, experience.truncated_B.tolist())),
     }
+    found = [[stats[name]] for name in expected]
+    names = ", ".join(expected)
     beat = compare(
         "log: figures of the rollout",
         MODULE,
-        [[stats[name]] for name in expected],
-        [[value] for value in expected.values()],
+        found,
+        [[right] for right in expected.values()],
         ARITHMETIC,
         ("figure", "number"),
     )
-    return beat
-
-
-def _one(guess: str, rows: Numbers) -> dict[str, Callable[[], Numbers]]:
-    return {guess: lambda: rows}
-
-
-def _but_last(rows: Numbers) -> Numbers:
-    return [row[:-1] for row in rows]
+    return beat if not beat.deviates else Beat(beat.name, beat.module, beat.found, True, f"figures in order: {names}")
 
 
 def _flat(rows: Numbers) -> list[float]:
-    return [x for row in rows for x in row]
-
-
-def _scaled(rows: Numbers) -> Numbers:
-    deviation = statistics.pstdev(_flat(rows))
-    return [[x / deviation for x in row] for row in rows]
-
-
-def _centred(rows: Numbers) -> Numbers:
-    mean = statistics.fmean(_flat(rows))
-    return [[x - mean for x in row] for row in rows]
+    return [number for row in rows for number in row]

@@ -5,19 +5,20 @@ import math
 import torch
 from torch import Tensor
 
-from pipeline.batch import Experience
 from pipeline.diagnosis.compare import Beat, Tolerance, compare, explained
 from pipeline.diagnosis.naive_model import Adapter, RowPass, live_adapter, live_head, worst_linear
-from pipeline.diagnosis.opening import Loop
 from pipeline.diagnosis.recording import Recording
 from pipeline.diagnosis.truth import Rows, Truth
+from pipeline.loop import Loop
 
 SAMPLING_LIMIT = 4.0  # standard deviations: by chance once in 16,000 runs
 LINEAR_LIMIT = {torch.float32: 1e-5, torch.bfloat16: 1e-2}
 
 
-def answers_of(experience: Experience, prompts: list[list[int]]) -> Rows:
+def answers_of(recording: Recording, iteration: int) -> Rows:
     """(prompt, answer) of each row: the answer is what stands after the prompt that was asked."""
+    experience, per_prompt = recording.experiences[iteration], recording.cfg.answers_per_prompt
+    prompts = [prompt.ids for prompt in recording.asked[iteration] for _ in range(per_prompt)]
     rows = []
     for row, prompt in enumerate(prompts):
         length = int(experience.response_lengths_B[row])
@@ -33,18 +34,20 @@ def cut(values_BR: Tensor, rows: Rows) -> list[list[float]]:
 def check_start(loop: Loop, truth: Truth) -> list[Beat]:
     """Before anything has moved: adapters and reward head as saved, the policy a copy of sft, 4-bit layers sound."""
     causal = loop.policy.backbone.causal
-    wrong = [
-        what
-        for what, adapter in (("sft", truth.sft), ("policy", truth.sft), ("reward", truth.reward))
-        if not _equal(live_adapter(causal, what, truth.scale), adapter)
-    ]
-    head = live_head(loop.reward_model.head)
-    if not (torch.equal(head.weight_H, truth.reward_head.weight_H) and torch.equal(head.bias, truth.reward_head.bias)):
-        wrong.append("reward head")
+    saved = {"sft": truth.sft, "policy": truth.sft}
+    if truth.reward is not None:
+        saved |= {"reward": truth.reward}
+    wrong = [name for name, adapter in saved.items() if not _equal(live_adapter(causal, name, truth.scale), adapter)]
+    if truth.reward_head is not None:
+        head = live_head(loop.reward_model.head)
+        if not (
+            torch.equal(head.weight_H, truth.reward_head.weight_H) and torch.equal(head.bias, truth.reward_head.bias)
+        ):
+            wrong.append("reward head")
     found = f"not as its file has it: {', '.join(wrong)}" if wrong else "as their files have them"
     hint = "the policy must start as a copy of artifacts/sft" if wrong == ["policy"] else ""
     return [
-        Beat("start: adapters and heads", "pipeline/backbone.py, weights.py", found, bool(wrong), hint),
+        Beat("start: adapters and heads", "pipeline/loop.py, backbone.py, weights.py", found, bool(wrong), hint),
         check_linears(causal, "start: 4-bit layers"),
     ]
 
@@ -67,7 +70,7 @@ def check_rollout(
     module = "pipeline/rollout.py"
     behaviour = cut(experience.behaviour_logprobs_BR, rows)
     guesses = {
-        "another temperature: 1": lambda: logprobs(truth.passes(recording.steps[0].before.adapter, rows, 1.0)),
+        "temperature 1": lambda: logprobs(truth.passes(recording.steps[0].before.adapter, rows, 1.0)),
         "the sft adapter": lambda: logprobs(truth.passes(truth.sft, rows, temperature)),
         "the raw base": lambda: logprobs(truth.passes(None, rows, temperature)),
     }

@@ -1,13 +1,13 @@
 """The third and fourth beat: minibatches, losses, gradients, the optimizer's step, and the policy that samples next."""
 
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, fields, replace
 
 import torch
 from torch import Tensor
 
-from pipeline.batch import Experience
+from pipeline.batch import Experience, Sequences
 from pipeline.diagnosis import naive_math
 from pipeline.diagnosis.beats_rollout import answers_of, cut, logprobs
 from pipeline.diagnosis.compare import ARITHMETIC, Beat, Tolerance, compare
@@ -19,48 +19,66 @@ from pipeline.params.ppo import PPOParams
 
 STEPS_WITH_GRADIENT = 2  # the first, whose ratios are all 1, and the second, whose are not
 STEP_LIMIT = 1e-3  # of a step's own size: float32 moments against float64
-LOSSES = ("policy_loss", "value_loss", "loss")
+Term = Callable[[Token], Scalar]
 
 
 def check_update(recording: Recording, truth: Truth, tolerance: Tolerance, gradient_limit: float) -> list[Beat]:
-    """All beats of `update`, in its order, and the log-probabilities of the rollout after it."""
+    """All beats of `update`, in its order."""
     steps = recording.steps[:STEPS_WITH_GRADIENT]
     recomputed = [_recompute(step, truth, recording.cfg) for step in steps]
     heard = [call for step in steps for call in step.heard]
     found = [row for call in heard for row in cut(call.logprobs_BR, rows_heard([call]))]
-    values = [row for call in heard for row in cut(call.values_BR, rows_heard([call]))]
     module = "pipeline/roles.py, update.py, online.py"
-    return [
+    beats = [
         _minibatches(recording),
         compare("update: log-probs", module, found, [row for again in recomputed for row in again.logprobs], tolerance),
-        compare("update: values", module, values, [row for again in recomputed for row in again.values], tolerance),
+    ]
+    if steps[0].before.head is not None:
+        values = [row for call in heard for row in cut(call.values_BR, rows_heard([call]))]
+        right = [row for again in recomputed for row in again.values]
+        beats.append(compare("update: values", module, values, right, tolerance))
+    return [
+        *beats,
         *_losses(recording),
         _gradients(steps, [again.gradients for again in recomputed], gradient_limit),
         _optimizer(recording),
     ]
 
 
-def check_after(recording: Recording, truth: Truth, prompts: list[list[int]], tolerance: Tolerance) -> Beat:
-    """Is it the moved policy that samples in the next iteration?"""
-    experience = recording.experiences[1]
-    rows = answers_of(experience, prompts)
-    moved = truth.passes(recording.steps[-1].after.adapter, rows, recording.cfg.temperature)
+def check_after(recording: Recording, truth: Truth, tolerance: Tolerance) -> list[Beat]:
+    """Is it the moved policy that samples in the next iteration, and what does a nat cost then?"""
+    cfg, experience = recording.cfg, recording.experiences[1]
+    rows = answers_of(recording, 1)
+    moved = truth.passes(recording.steps[-1].after.adapter, rows, cfg.temperature)
     found = cut(experience.behaviour_logprobs_BR, rows)
-    return compare(
-        "sync: log-probs of the next rollout", "pipeline/online.py, rollout.py", found, logprobs(moved), tolerance
-    )
+    module = "pipeline/online.py, rollout.py"
+    beats = [compare("sync: log-probs of the next rollout", module, found, logprobs(moved), tolerance)]
+    if cfg.kl_target is not None:
+        first, second = recording.stats
+        kl, answers = first["kl_per_sequence_k1"], len(recording.experiences[0])
+        right = naive_math.next_kl_coef(first["kl_coef"], kl, cfg.kl_target, answers, cfg.kl_horizon)
+        beats.append(
+            compare(
+                "sync: kl_coef", "pipeline/kl_control.py", [[second["kl_coef"]]], [[right]], ARITHMETIC, ("kl_coef", "")
+            )
+        )
+    return beats
 
 
-def rows_heard(heard: list[Heard]) -> Rows:
-    """(prompt, answer) of every row of some micro-batches, in their order."""
+def rows_of(batches: Iterable[Sequences]) -> Rows:
+    """(prompt, answer) of every row, in their order."""
     rows = []
-    for call in heard:
-        batch = call.batch
+    for batch in batches:
         for row in range(len(batch)):
             start, length = int(batch.prompt_lengths_B[row]), int(batch.response_lengths_B[row])
             ids = batch.tokens_BT[row, : start + length].tolist()
             rows.append((ids[:start], ids[start:]))
     return rows
+
+
+def rows_heard(heard: list[Heard]) -> Rows:
+    """The rows of some micro-batches."""
+    return rows_of(call.batch for call in heard)
 
 
 def tokens_heard(call: Heard) -> Iterator[list[Token]]:
@@ -69,9 +87,10 @@ def tokens_heard(call: Heard) -> Iterator[list[Token]]:
     for row, length in enumerate(batch.response_lengths_B.tolist()):
         columns = (
             call.logprobs_BR,
-            call.values_BR,
+            batch.values_BR if call.values_BR is None else call.values_BR,
             batch.old_logprobs_BR,
             batch.values_BR,
+            batch.ref_logprobs_BR,
             batch.advantages_BR,
             batch.returns_BR,
             batch.weights_BR,
@@ -79,14 +98,23 @@ def tokens_heard(call: Heard) -> Iterator[list[Token]]:
         yield [Token(*numbers) for numbers in zip(*(column[row, :length].tolist() for column in columns), strict=True)]
 
 
-def policy_loss(token: Token, cfg: PPOParams) -> Scalar:
-    """One token's term of the policy's loss."""
-    return naive_math.surrogate(token, cfg.clip, cfg.dual_clip)
+def loss_terms(cfg: PPOParams) -> dict[str, tuple[float, Term]]:
+    """The algorithm's losses: weight and one token's term of each."""
+    if cfg.algorithm == "reinforce":
+        return {"policy_loss": (1.0, naive_math.policy_gradient)}
+    policy: dict[str, tuple[float, Term]] = {
+        "policy_loss": (1.0, lambda token: naive_math.surrogate(token, cfg.clip, cfg.dual_clip))
+    }
+    if cfg.algorithm == "ppo":
+        return policy | {"value_loss": (cfg.vf_coef, lambda token: naive_math.value_error(token, cfg.clip_value))}
+    if cfg.algorithm == "grpo":
+        return policy | {"kl_loss": (cfg.kl_coef, lambda token: naive_math.kl_loss(token, cfg.kl_loss_estimator))}
+    return policy
 
 
 def loss(token: Token, cfg: PPOParams) -> Scalar:
     """One token's term of the whole loss."""
-    return policy_loss(token, cfg) + cfg.vf_coef * naive_math.value_error(token, cfg.clip_value)
+    return sum(weight * term(token) for weight, term in loss_terms(cfg).values())
 
 
 @dataclass(frozen=True)
@@ -107,17 +135,26 @@ def _recompute(step: Step, truth: Truth, cfg: PPOParams) -> _Recomputed:
     for (prompt, answer), tokens in zip(rows_heard(step.heard), of_rows, strict=True):
         row = answer_pass(truth.causal, weights.adapter, prompt, answer, cfg.temperature)
         states_RH = row.states_RH.detach() if cfg.value_backprop == "detached" else row.states_RH
-        values_R = weights.head(states_RH)
+        values_R = torch.zeros_like(row.logprobs_R) if weights.head is None else weights.head(states_RH)
         result.logprobs.append(row.logprobs_R.tolist())
         result.values.append(values_R.tolist())
         row_loss: Scalar = 0.0
         for token, logprob, value in zip(tokens, row.logprobs_R.double(), values_R.double(), strict=True):
             row_loss = row_loss + loss(replace(token, logprob=logprob, value=value), cfg) / total
-        found = torch.autograd.grad(row_loss, list(leaves.values()), allow_unused=True)
-        for name, gradient in zip(leaves, found, strict=True):
-            if gradient is not None:
-                gradients[name] += gradient
+        _add_gradients(gradients, leaves, row_loss)
+    shown = rows_of(step.rehearsed)
+    total = sum(len(answer) for _, answer in shown)
+    for prompt, answer in shown:  # InstructGPT's ptx: the SFT loss, per token, at temperature 1
+        row = answer_pass(truth.causal, weights.adapter, prompt, answer, temperature=1.0)
+        _add_gradients(gradients, leaves, -cfg.ptx_coef * row.logprobs_R.double().sum() / total)
     return result
+
+
+def _add_gradients(gradients: dict[str, Tensor], leaves: dict[str, Tensor], row_loss: Tensor) -> None:
+    found = torch.autograd.grad(row_loss, list(leaves.values()), allow_unused=True)
+    for name, gradient in zip(leaves, found, strict=True):
+        if gradient is not None:
+            gradients[name] += gradient
 
 
 def _tracked(weights: Weights) -> Weights:
@@ -129,7 +166,8 @@ def _tracked(weights: Weights) -> Weights:
     adapter: Adapter = {
         name: replace(pair, a_RI=asking(pair.a_RI), b_OR=asking(pair.b_OR)) for name, pair in weights.adapter.items()
     }
-    return Weights(adapter, Head(asking(weights.head.weight_H), asking(weights.head.bias)))
+    head = weights.head
+    return Weights(adapter, None if head is None else Head(asking(head.weight_H), asking(head.bias)))
 
 
 def _minibatches(recording: Recording) -> Beat:
@@ -165,30 +203,28 @@ def _row_keys(batch: Experience) -> list[tuple]:
 
 
 def _losses(recording: Recording) -> list[Beat]:
-    """The sums that the objective gave of each micro-batch, and the mean that the update logged."""
-    cfg, steps = recording.cfg, recording.steps
-    terms = {
-        "policy_loss": lambda token: policy_loss(token, cfg),
-        "value_loss": lambda token: naive_math.value_error(token, cfg.clip_value),
-        "loss": lambda token: loss(token, cfg),
-    }
+    """The sums that the objective gave of each micro-batch, and the means that the update logged."""
+    cfg = recording.cfg
+    calls = [step.heard for step in recording.steps] + [recording.stressed]
+    terms = {name: term for name, (_, term) in loss_terms(cfg).items()} | {"loss": lambda token: loss(token, cfg)}
     beats = []
     for name, term in terms.items():
         found, expected = [], []
-        for step in steps:
-            count = sum(len(tokens) for call in step.heard for tokens in tokens_heard(call))
-            # sums over the number of tokens, so that the tolerance is one of a token's loss
-            found.append([call.sums[name] / count for call in step.heard])
-            expected.append([sum(term(t) for row in tokens_heard(call) for t in row) / count for call in step.heard])
+        for heard in calls:
+            count = sum(len(row) for call in heard for row in tokens_heard(call))
+            # over the number of tokens, so that the tolerance is one of a token's loss
+            found.append([call.sums["differentiable" if name == "loss" else name] / count for call in heard])
+            expected.append([sum(term(t) for row in tokens_heard(call) for t in row) / count for call in heard])
         title = f"update: {name.replace('_', ' ')}"
-        beats.append(
-            compare(title, "pipeline/objectives/online.py", found, expected, ARITHMETIC, ("step", "micro-batch"))
-        )
-        means = [sum(of_step) for of_step in expected]
-        logged = [[recording.stats[0][name]]]
-        mean = compare(title, "pipeline/update.py", logged, [[sum(means) / len(means)]], ARITHMETIC, ("loss", "mean"))
-        if mean.deviates and not beats[-1].deviates:
-            beats[-1] = replace(mean, name="update: loss divided by tokens", found=f"{name} logged: {mean.found}")
+        beat = compare(title, "pipeline/objectives/online.py", found, expected, ARITHMETIC, ("step", "micro-batch"))
+        means = [sum(of_step) for of_step in expected[:-1]]
+        if not beat.deviates and not (name == "loss" and cfg.ptx_coef):  # that of demonstrations is in the logged one
+            logged, right = [[recording.stats[0][name]]], [[sum(means) / len(means)]]
+            beat = replace(
+                compare(title, "pipeline/update.py", logged, right, ARITHMETIC, ("update", "mean per token")),
+                name=title,
+            )
+        beats.append(beat)
     return beats
 
 

@@ -5,7 +5,7 @@ torch, and are then differentiable; everything is float64.
 """
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
@@ -17,6 +17,8 @@ Scalar = float | Tensor
 EXP_LIMIT = 20.0
 WEIGHT_LIMIT = 2.0
 WHITEN_EPS = 1e-8
+GROUP_EPS = 1e-6
+NO_SPREAD = 1e-8
 ADAM_EPS = 1e-5
 
 
@@ -56,6 +58,29 @@ def token_rewards(kls: Row, kl_coef: float, score: float) -> list[float]:
     return rewards
 
 
+def relative(scores: Row) -> list[float]:
+    """Scores less their mean, over the square root of their population variance plus 1e-8."""
+    mean = sum(scores) / len(scores)
+    variance = sum((score - mean) ** 2 for score in scores) / len(scores)
+    return [(score - mean) / math.sqrt(variance + 1e-8) for score in scores]
+
+
+def length_penalty(answer: Sequence[int], target: int) -> float:
+    """Minus the tokens beyond the target."""
+    return -float(max(0, len(answer) - target))
+
+
+def repetition_penalty(words: Sequence[int], n: int) -> float:
+    """Minus the share of n-grams that are not the first of their kind; `words` are the tokens without the end token."""
+    grams = [tuple(words[start : start + n]) for start in range(len(words) - n + 1)]
+    return -(1 - len(set(grams)) / len(grams)) if grams else 0.0
+
+
+def next_kl_coef(kl_coef: float, kl: float, target: float, answers: int, horizon: int) -> float:
+    """The proportional controller of Ziegler et al. 2019, section 2.2."""
+    return kl_coef * (1 + clipped(kl / target - 1, -0.2, 0.2) * answers / horizon)
+
+
 def importance_weight(old: float, behaviour: float) -> float:
     """min(pi_old / pi_behaviour, 2) of one token."""
     return min(exp(old - behaviour), WEIGHT_LIMIT)
@@ -77,12 +102,42 @@ def gae(rewards: Row, values: Row, gamma: float, lam: float) -> list[float]:
     return advantages
 
 
-def whitened(rows: Sequence[Row]) -> list[list[float]]:
-    """All tokens of all rows less their mean, over the square root of their population variance."""
+def reward_to_go(rewards: Row, gamma: float) -> list[float]:
+    """The discounted sum of the rewards of token t and all later ones (Sutton and Barto, equation 3.8)."""
+    return [sum(gamma ** (later - t) * rewards[later] for later in range(t, len(rewards))) for t in range(len(rewards))]
+
+
+def centred(rows: Sequence[Row]) -> list[list[float]]:
+    """All tokens of all rows less their mean."""
     everything = [x for row in rows for x in row]
     mean = sum(everything) / len(everything)
-    variance = sum((x - mean) ** 2 for x in everything) / len(everything)
-    return [[(x - mean) / math.sqrt(variance + WHITEN_EPS) for x in row] for row in rows]
+    return [[x - mean for x in row] for row in rows]
+
+
+def scaled(rows: Sequence[Row]) -> list[list[float]]:
+    """All tokens of all rows over the root of their mean square."""
+    everything = [x for row in rows for x in row]
+    size = math.sqrt(sum(x * x for x in everything) / len(everything) + WHITEN_EPS)
+    return [[x / size for x in row] for row in rows]
+
+
+def leave_one_out(group: Row) -> list[float]:
+    """Each reward less the mean of the others (Ahmadian et al. 2024, RLOO)."""
+    return [own - (sum(group) - own) / (len(group) - 1) for own in group]
+
+
+def group_relative(group: Row, by_std: bool) -> list[float]:
+    """Each reward less the mean of its group, over its population deviation plus 1e-6 if asked (Shao et al. 2024, GRPO)."""
+    mean = sum(group) / len(group)
+    deviation = math.sqrt(sum((reward - mean) ** 2 for reward in group) / len(group))
+    if by_std:
+        return [(reward - mean) / (deviation + GROUP_EPS) if deviation > NO_SPREAD else 0.0 for reward in group]
+    return [reward - mean for reward in group]
+
+
+def whitened(rows: Sequence[Row]) -> list[list[float]]:
+    """All tokens of all rows less their mean, over the square root of their population variance."""
+    return scaled(centred(rows))
 
 
 # --- losses ---
@@ -93,9 +148,10 @@ class Token:
     """What the losses read of one token; `logprob` and `value` are the policy's now, the rest is from before the update."""
 
     logprob: Scalar
-    value: Scalar
+    value: Scalar | None
     old_logprob: float
     old_value: float
+    ref_logprob: float
     advantage: float
     result: float
     weight: float
@@ -110,18 +166,20 @@ def surrogate(token: Token, clip: float, dual_clip: float | None) -> Scalar:
     return term * token.weight
 
 
+def policy_gradient(token: Token) -> Scalar:
+    """REINFORCE's term: -A log p (Williams 1992)."""
+    return -token.advantage * token.logprob * token.weight
+
+
+def kl_loss(token: Token, estimator: str) -> Scalar:
+    """KL to the reference as something to make small."""
+    return kl(token.logprob, token.ref_logprob, estimator) * token.weight
+
+
 def value_error(token: Token, clip: float) -> Scalar:
     """Half the larger squared error of the value and of the value clipped around the old one, against the return."""
     near = token.old_value + clipped(token.value - token.old_value, -clip, clip)
     return max((token.value - token.result) ** 2, (near - token.result) ** 2) / 2
-
-
-def mean(tokens: Sequence[Token], term: Callable[[Token], Scalar]) -> Scalar:
-    """The sum of a term over tokens, divided once by their number."""
-    total: Scalar = 0.0
-    for token in tokens:
-        total = total + term(token)
-    return total / len(tokens)
 
 
 # --- the optimizer ---
