@@ -95,7 +95,7 @@ class Stage:
 
 def run_stage(name: str, body: Callable[[Stage], None]) -> None:
     """Runs a stage to a true end: exit 0 and FINISHED; a line for the user, exit 1 and FAILED; or interrupted and KILLED."""
-    _quiet_libraries()
+    quiet_libraries()
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
     tracker = Tracker()
     status = "FAILED"
@@ -176,7 +176,7 @@ def _link_upstream(tracker: Tracker, inputs: dict[str, str]) -> None:
                 )
 
 
-def _quiet_libraries() -> None:
+def quiet_libraries() -> None:
     """Libraries' bars and warnings would bury our own lines. Their errors still come through."""
     transformers.logging.set_verbosity_error()
     transformers.logging.disable_progress_bar()

@@ -144,8 +144,6 @@ def _kl(
         [t for t in range(len(right) - 1) if abs(mine[t] - right[t] - score) > ARITHMETIC.largest or not score]
         for mine, right, score in zip(found, expected, scores, strict=True)
     ]
-    # float32 rewards of size r know KL to about 1e-7 r / kl_coef
-    tolerance = Tolerance(ARITHMETIC.largest / min(1.0, kl_coef), ARITHMETIC.typical / min(1.0, kl_coef))
     implied = [[-mine[t] / kl_coef for t in places] for mine, places in zip(found, kept, strict=True)]
 
     def at_kept(rows: Numbers) -> Numbers:
@@ -161,8 +159,8 @@ def _kl(
             for other in ("k1", "k2", "k3")
         },
     }
-    beat = compare("evaluate: KL per token", MODULE, implied, at_kept(right_kl), tolerance)
-    return explained(beat, implied, guesses, tolerance)
+    beat = compare("evaluate: KL per token", MODULE, implied, at_kept(right_kl), ARITHMETIC)
+    return explained(beat, implied, guesses, ARITHMETIC)
 
 
 def _advantages(recording: Recording, rows: Rows) -> list[Beat]:

@@ -1,125 +1,148 @@
-"""Rungs 2 to 4: a few iterations of the real loop under other settings, always on the same prompts; did the score rise?
+"""Rungs 2 to 4: a few iterations of the real loop under other settings, on the same prompts; does the score rise?
 
-Axes: B prompts.
+Axes: B answers, R response tokens, S iterations.
 """
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
 
+from pipeline.algorithms import algorithm_of
 from pipeline.batch import Experience
-from pipeline.diagnosis.opening import Loop
+from pipeline.diagnosis.opening import Case
 from pipeline.errors import TrainingError
+from pipeline.online import optimizer_for
 from pipeline.params.ppo import PPOParams
 
-RISE = 2.0  # standard errors
-WIDE_CLIP = 10.0
-TINY_LR = 1e-7
+SIGNIFICANT = 2.0  # standard errors
 MOST_CLIPPED = 0.4  # share of tokens outside the clip: more, and most of the update is thrown away
-MOST_SKIPPED = 0.5  # share of steps that stop_kl leaves out
-FAR = 25.0  # nats per answer within a few iterations: text that no SFT model writes
+MOST_SKIPPED = 0.5  # share of optimizer steps that stop_kl leaves out
+FAR = 25.0  # nats per answer after a few iterations: text that no SFT model writes
 
 
 @dataclass(frozen=True)
 class ShortRun:
-    """A few iterations from the SFT model on.
+    """A few iterations, from the SFT model on.
 
-    scores: the mean score of each iteration.
-    rise, error: how much the score rose over the run, a straight line through each prompt's scores, and its standard error.
-    moved: the largest change of a weight of the policy, and the number of optimizer steps.
-    stopped: why the run did not come to its end.
+    cfg: what it was run with.
+    scores: mean of each iteration.
+    rise, error: of a straight line through the scores of the answers to each prompt over the run: its mean rise, and the
+        standard error of that.
+    gain: mean over tokens of advantage times what the first update added to the log-probability; above 0, the update
+        makes better answers likelier.
+    moved: the largest change of any weight of the policy.
+    stopped: why the run did not come to its end, "" where it did.
     """
 
     cfg: PPOParams
     scores: list[float]
+    stats: list[dict[str, float]]
     rise: float
     error: float
-    stats: list[dict[str, float]]
+    gain: float
     moved: float
-    steps: int
-    stopped: str = ""
+    stopped: str
 
     @property
     def rises(self) -> bool:
-        """The score rises by more than chance."""
-        return self.rise > RISE * self.error and not self.trouble
+        """By more than chance."""
+        return self.rise > SIGNIFICANT * self.error
 
     @property
     def falls(self) -> bool:
-        """The score falls by more than chance."""
-        return self.rise < -RISE * self.error
+        """By more than chance."""
+        return self.rise < -SIGNIFICANT * self.error
 
     @property
     def kl(self) -> float:
-        """To the SFT model, nats per answer, in the last iteration."""
+        """To the SFT model in the last iteration, nats per answer."""
         return self.stats[-1]["kl_per_sequence_k1"] if self.stats else math.nan
 
     @property
+    def steps(self) -> float:
+        """Optimizer steps taken."""
+        return sum(one["update_steps"] for one in self.stats)
+
+    @property
     def trouble(self) -> str:
-        """What shows that steps are too large, "" where nothing does."""
+        """What shows that steps are too large; "" where nothing does."""
         if self.stopped:
             return self.stopped
-        clipped = max(one.get("clip_fraction", 0.0) for one in self.stats)
         skipped = sum(one["update_steps_skipped"] for one in self.stats)
-        planned = skipped + sum(one["update_steps"] for one in self.stats)
-        if skipped / planned >= MOST_SKIPPED:
-            return f"stop_kl left out {skipped:.0f} of {planned:.0f} optimizer steps"
-        if clipped > MOST_CLIPPED and self.cfg.clip < WIDE_CLIP:
-            return f"{clipped:.0%} of the tokens were clipped in an update"
+        if skipped >= MOST_SKIPPED * (skipped + self.steps):
+            return f"stop_kl left out {skipped:.0f} of {skipped + self.steps:.0f} optimizer steps"
+        clipped = max(one.get("clip_fraction", 0.0) for one in self.stats)
+        if clipped > MOST_CLIPPED:
+            return f"in one update {clipped:.0%} of the tokens were clipped"
         if self.kl > FAR:
-            return f"KL reached {self.kl:.0f} nats per answer in {len(self.stats)} iterations"
+            return f"KL came to {self.kl:.0f} nats per answer in {len(self.stats)} iterations"
         return ""
 
     def summary(self) -> str:
-        """One line."""
+        """What was found, in a few lines."""
         if self.stopped:
             return self.stopped
-        return (
-            f"score {self.scores[0]:.2f} to {self.scores[-1]:.2f}: {self.rise:+.2f} (standard error {self.error:.2f}), "
-            f"KL {self.kl:.2g}"
-        )
+        line = f"score {self.scores[0]:.2f} to {self.scores[-1]:.2f}: {self.rise:+.2f}, standard error {self.error:.2f}"
+        return f"{line}; KL {self.kl:.2g} nats"
 
 
-def short_run(loop: Loop, cfg: PPOParams, iterations: int, tick: Callable[[], None]) -> ShortRun:
-    """`iterations` over the first `rollout_size` prompts, without warm-up steps, from the SFT model on."""
-    size = min(cfg.rollout_size, len(loop.questions))
-    prompts = loop.questions[:size]
-    cfg = cfg.model_copy(update={"warmup_steps": 0, "critic_warmup": 0, "rollout_size": size})
-    scores_by_step: list[Tensor] = []
+def short_run(case: Case, cfg: PPOParams, iterations: int, tick: Callable[[], None]) -> ShortRun:
+    """`iterations` rollouts and updates over the same prompts, from the SFT model on, without warm-up of any kind.
+
+    Args:
+        cfg: `rollout_size` answers an iteration.
+        tick: called after each.
+    """
+    loop = case.loop
+    cfg = cfg.model_copy(update={"warmup_steps": 0, "critic_warmup": 0})
+    prompts = case.questions[: cfg.prompts_per_iteration]
+    scores_SB: list[Tensor] = []
     stats: list[dict[str, float]] = []
+    gains: list[float] = []
 
-    def log(_: int, found: dict[str, float], experience: Experience) -> None:
-        scores_by_step.append(experience.scores_B.double())
+    def log(step: int, found: dict[str, float], experience: Experience) -> None:
+        if step == 0:
+            gains.append(_gain(case, experience))
+        scores_SB.append(experience.scores_B.double())
         stats.append(found)
         tick()
 
-    loop.restart()
-    before = _policy(loop)
+    case.restart()
+    before = _weights(case)
     stopped = ""
     try:
-        loop.run(cfg, [prompts] * iterations, log)
+        changed = replace(loop, algorithm=algorithm_of(cfg))
+        changed.train(cfg, [prompts] * iterations, optimizer_for(loop.policy, cfg), log, lambda _: None)
     except TrainingError as error:
         stopped = str(error)
-    moved = max(float((now - then).abs().max()) for now, then in zip(_policy(loop), before, strict=True))
-    rise, error = _trend(scores_by_step)
-    steps = int(sum(one["update_steps"] for one in stats))
-    means = [float(scores_B.mean()) for scores_B in scores_by_step]
-    return ShortRun(cfg, means, rise, error, stats, moved, steps, stopped)
+    moved = max(float((now - then).abs().max()) for now, then in zip(_weights(case), before, strict=True))
+    rise, error = trend(scores_SB, cfg.answers_per_prompt)
+    means = [float(scores_B.mean()) for scores_B in scores_SB]
+    return ShortRun(cfg, means, stats, rise, error, gains[0] if gains else math.nan, moved, stopped)
 
 
-def _trend(scores_by_step: list[Tensor]) -> tuple[float, float]:
-    """Rise over the whole run of a straight line through each prompt's scores: the mean over prompts, and its standard error."""
-    if len(scores_by_step) < 2:
+def trend(scores_SB: list[Tensor], answers_per_prompt: int) -> tuple[float, float]:
+    """Of a straight line through each prompt's scores: its rise over the whole run, mean over prompts, and the standard error.
+
+    Prompts differ far more than iterations do; what a prompt adds to all its scores is left out by this.
+    """
+    if len(scores_SB) < 2:
         return 0.0, math.inf
-    scores_SB = torch.stack(scores_by_step)
-    count = len(scores_SB)
-    steps_S = torch.arange(count, dtype=torch.float64) - (count - 1) / 2
-    rise_B = (steps_S @ scores_SB) / (steps_S**2).sum() * (count - 1)
-    return float(rise_B.mean()), float(rise_B.std() / math.sqrt(len(rise_B)))
+    scores_SP = torch.stack(scores_SB).view(len(scores_SB), -1, answers_per_prompt).mean(-1)
+    times_S = torch.arange(len(scores_SP), dtype=torch.float64) - (len(scores_SP) - 1) / 2
+    rise_P = times_S @ scores_SP / (times_S**2).sum() * (len(scores_SP) - 1)
+    return float(rise_P.mean()), float(rise_P.std() / math.sqrt(len(rise_P)))
 
 
-def _policy(loop: Loop) -> list[Tensor]:
-    return [parameter.detach().float().clone() for parameter in loop.policy.backbone.adapter_parameters("policy")]
+def _gain(case: Case, experience: Experience) -> float:
+    mask_BR = experience.response_mask_BR
+    now_BR = case.loop.policy.logprobs_all(experience, case.loop.microbatch_size)
+    return float((experience.advantages_BR * (now_BR - experience.old_logprobs_BR))[mask_BR].mean())
+
+
+def _weights(case: Case) -> list[Tensor]:
+    parameters = case.loop.policy.backbone.adapter_parameters("policy")
+    return [parameter.detach().float().clone() for parameter in parameters]

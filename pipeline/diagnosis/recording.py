@@ -4,6 +4,7 @@ The policy is first moved away from the reference and the value head away from 0
 1, and most faults would not show.
 """
 
+from collections import Counter
 from dataclasses import dataclass, field, fields, replace
 from typing import Any
 
@@ -189,14 +190,15 @@ def record(case: Case, rows: int, scale: float) -> Recording:
 def mixed_endings(case: Case, asked: list[Prompt]) -> Sampling:
     """The user's sampling, so limited that some answers end and some are cut.
 
-    Where no answer would be cut, the limit is their median length; where none would end, a token that one of them holds
-    ends answers too.
+    Where no answer would be cut, the limit is their median length; where none would end, the token that comes nearest to
+    being in half of them ends answers too.
     """
     sampling = case.loop.sampling
     rollout = generate(case.loop.policy, asked, sampling, step=0)
     lengths = sorted(rollout.response_lengths_B.tolist())
     if rollout.truncated_B.all():
-        token = int(rollout.response_ids_BR[0, lengths[0] // 2])
+        held = Counter(token for ids in rollout.response_ids_BR.tolist() for token in set(ids))
+        token = min(held, key=lambda token: (abs(held[token] - len(rollout) / 2), token))
         return replace(sampling, stop_ids=(*sampling.stop_ids, token))
     if not rollout.truncated_B.any():
         return replace(sampling, max_new_tokens=lengths[(len(lengths) - 1) // 2])

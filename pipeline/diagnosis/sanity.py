@@ -44,7 +44,7 @@ class Sanity:
     @property
     def faults(self) -> list[str]:
         """What is wrong with it, in words."""
-        chosen, *others = self.kinds
+        others = self.kinds[1:]
         if all(kind.std < NO_SPREAD for kind in self.kinds):
             return ["its scores have no spread: every answer gets the same"]
         found = []
