@@ -11,7 +11,7 @@ from ruamel.yaml import YAML
 from pipeline.backbone import BaseIdentity
 from pipeline.base_model import fingerprint
 from pipeline.data.prepared import write_records
-from pipeline.data.records import Message, Pair, PromptOnly
+from pipeline.data.records import Message, Pair, PromptOnly, as_demonstration
 from pipeline.diagnosis.opening import Case, open_case
 from pipeline.heads import ScalarHead
 from pipeline.loading import load_backbone
@@ -34,7 +34,7 @@ def write_world(folder: Path, base: Path, **changes: object) -> None:
     YAML().dump(content, folder / "params.yaml")
     prepared = folder / "prepared"
     prepared.mkdir(parents=True)
-    identity = BaseIdentity(fingerprint(base), 259, "tiny")
+    identity = BaseIdentity(fingerprint(base), 259, base.name)
     (prepared / "base.json").write_text(json.dumps({"fingerprint": identity.fingerprint}))
     asked = [
         (Message("user", f"What is {word}{'?' * (place % 3)} " * (1 + place % 2)),)
@@ -44,6 +44,7 @@ def write_world(folder: Path, base: Path, **changes: object) -> None:
     write_records(prepared / "ppo.jsonl", [PromptOnly(prompt) for prompt in asked[:16]])
     pairs = [Pair(prompt, f"It is {WORDS[n % 10]} of old", f"no idea {n}") for n, prompt in enumerate(asked[16:])]
     write_records(prepared / "development.jsonl", pairs)
+    write_records(prepared / "sft.jsonl", map(as_demonstration, pairs))
     torch.manual_seed(0)
     backbone = load_backbone(base, base_params(), runtime(), identity)
     for name in ("sft", "reward"):

@@ -1,5 +1,6 @@
 """The third and fourth beat: minibatches, losses, gradients, the optimizer's step, and the policy that samples next."""
 
+import math
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, fields, replace
@@ -40,8 +41,9 @@ def check_update(recording: Recording, truth: Truth, tolerance: Tolerance, gradi
     return [
         *beats,
         *_losses(recording),
-        _gradients(steps, [again.gradients for again in recomputed], gradient_limit),
+        _gradients("update: gradients", steps[0], recomputed[0].gradients, gradient_limit),
         _optimizer(recording),
+        _gradients("update: gradients of the second step", steps[1], recomputed[1].gradients, gradient_limit),
     ]
 
 
@@ -228,32 +230,34 @@ def _losses(recording: Recording) -> list[Beat]:
     return beats
 
 
-def _gradients(steps: list[Step], recomputed: list[dict[str, Tensor]], limit: float) -> Beat:
-    """Gradients before clipping, matrix by matrix; a difference is relative to the matrix's own gradient."""
-    name, module = "update: gradients", "pipeline/update.py, roles.py, tensors.py"
-    worst, worst_of, empty = 0.0, "", []
-    ratios = []
-    for number, (step, expected) in enumerate(zip(steps, recomputed, strict=True)):
-        overall = float(torch.stack([gradient.norm() for gradient in expected.values()]).norm())
-        for key, right in expected.items():
-            mine = step.gradients[key]
-            size = max(float(right.norm()), 1e-3 * overall)
-            error = float((mine - right).norm()) / size
-            if float(right.norm()) > 1e-3 * overall and not mine.any():
-                empty.append(key)
-            elif float(right.norm()) > 1e-3 * overall:
-                ratios.append(float((mine * right).sum() / (right**2).sum()))
-            if not error <= worst:
-                worst, worst_of = error, f"{key} in step {number + 1}"
-    if worst <= limit:
-        return Beat(name, module, f"within {worst:.1e} (allowed {limit:.0e})", deviates=False)
-    found = f"{worst_of} is {worst:.1e} of its size off"
-    hint = ""
+def _gradients(name: str, step: Step, expected: dict[str, Tensor], limit: float) -> Beat:
+    """Gradients before clipping, matrix by matrix; a difference is relative to the matrix's own gradient.
+
+    A matrix to which no gradient comes is a fault also where the second computation, which runs the same base layers,
+    gets none either.
+    """
+    module = "pipeline/update.py, roles.py, lora.py, quantization.py"
+    empty = [key for key, gradient in step.gradients.items() if not gradient.any()]
     if empty:
-        hint = f"no gradient reaches {len(set(empty))} matrices, the first is {empty[0]}"
-    elif ratios and max(ratios) - min(ratios) < 0.05 * abs(ratios[0]):
-        hint = f"all gradients are {ratios[0]:.3g} times the right ones: the divisor or a sign"
-    return Beat(name, module, found, deviates=True, hint=hint)
+        found = f"{len(empty)} of {len(expected)} tensors get none, the first is {empty[0]}"
+        return Beat(name, module, found, deviates=True, hint="no gradient reaches them")
+    floor = 1e-3 * float(torch.stack([gradient.norm() for gradient in expected.values()]).norm())
+    errors = {
+        key: float((step.gradients[key] - right).norm()) / max(float(right.norm()), floor)
+        for key, right in expected.items()
+    }
+    worst = max(errors, key=lambda key: math.inf if math.isnan(errors[key]) else errors[key])
+    if errors[worst] <= limit:
+        return Beat(name, module, f"within {errors[worst]:.1e} (allowed {limit:.0e})", deviates=False)
+    factors = [
+        float((step.gradients[key] * right).sum() / (right**2).sum())
+        for key, right in expected.items()
+        if float(right.norm()) > floor
+    ]
+    hint = ""
+    if max(factors) - min(factors) < 0.05 * abs(factors[0]):
+        hint = f"all are {factors[0]:.3g} times the right ones: the divisor, or a sign"
+    return Beat(name, module, f"of {worst} are {errors[worst]:.1e} of their size off", deviates=True, hint=hint)
 
 
 def _optimizer(recording: Recording) -> Beat:

@@ -58,8 +58,8 @@ class ShortRun:
 
     @property
     def kl(self) -> float:
-        """To the SFT model in the last iteration, nats per answer."""
-        return self.stats[-1]["kl_per_sequence_k1"] if self.stats else math.nan
+        """To the SFT model in the last iteration, nats per answer; by k3, which never is below 0."""
+        return self.stats[-1]["kl_per_token_k3"] * self.stats[-1]["length_mean"] if self.stats else math.nan
 
     @property
     def steps(self) -> float:

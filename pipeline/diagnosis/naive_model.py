@@ -8,6 +8,7 @@ Axes: T tokens of one row, R response tokens of one row, H hidden, V vocabulary.
 
 import contextlib
 import json
+import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -127,20 +128,32 @@ def score_pass(causal: nn.Module, adapter: Adapter, head: Head, prompt: Sequence
 
 
 def worst_linear(causal: nn.Module) -> tuple[str, float]:
-    """Of the 4-bit layers the one whose output is furthest from x @ dequantised weight, relative to its size; ("", 0) without any."""
+    """Of the 4-bit layers the one that is furthest from x @ dequantised weight, in its output or in the gradient of x.
+
+    Relative to the size of either; ("", 0) without 4-bit layers.
+    """
     worst, found = "", 0.0
     for name, layer in causal.named_modules():
         if isinstance(layer, Linear4bit):
-            weight_OI = dequantize_4bit(layer.weight.data, layer.weight.quant_state)
+            weight_OI = dequantize_4bit(layer.weight.data, layer.weight.quant_state).to(layer.compute_dtype)
             x_NI = torch.linspace(-1, 1, 2 * layer.in_features, device=weight_OI.device).view(2, -1)
-            x_NI = x_NI.to(layer.compute_dtype)
+            x_NI = x_NI.to(weight_OI).requires_grad_()
             bias = None if layer.bias is None else layer.bias.to(x_NI)
-            with torch.no_grad():
-                expected_NO = F.linear(x_NI, weight_OI.to(x_NI), bias)
-                error = float((layer(x_NI) - expected_NO).norm() / expected_NO.norm())
+            expected_NO, output_NO = F.linear(x_NI, weight_OI, bias), layer(x_NI)
+            error = _distance(output_NO, expected_NO)
+            if output_NO.requires_grad:
+                error = max(
+                    error, _distance(*(torch.autograd.grad(y_NO.sum(), x_NI)[0] for y_NO in (output_NO, expected_NO)))
+                )
+            else:
+                error = math.inf
             if not error <= found:
                 worst, found = name, error
     return worst, found
+
+
+def _distance(found: Tensor, expected: Tensor) -> float:
+    return float((found - expected).detach().norm() / expected.detach().norm())
 
 
 def _forward(causal: nn.Module, adapter: Adapter | None, ids: Sequence[int]) -> tuple[Tensor, Tensor]:
