@@ -1,12 +1,13 @@
 # make repro   the whole chain            make test   the tests
 # make ui      MLflow in the browser      make table  the result again
+# make diagnose  why does it not learn?
 # Everything runs in .venv, made from requirements.lock. For bare dvc commands: source .venv/bin/activate
 
 PYTHON ?= $(shell command -v python3.11 || echo python3)
 BIN := .venv/bin
 export PATH := $(CURDIR)/$(BIN):$(PATH)
 
-.PHONY: setup repro table check-data test lint ui use clean
+.PHONY: setup repro table check-data diagnose test lint ui use clean
 .DEFAULT_GOAL := repro
 
 setup: .venv/.complete
@@ -32,6 +33,10 @@ table: setup
 check-data: setup
 	@test -n "$(DATA)" || { echo "Name the data: make check-data DATA=path"; exit 1; }
 	@python -m pipeline.check_data "$(DATA)" $(if $(SHAPE),"$(SHAPE)")
+
+# why does my run not learn? the code, a setting, or the reward model (docs/diagnose.md); writes nothing
+diagnose: setup
+	@python -m pipeline.diagnose
 
 test: setup
 	python -m pytest

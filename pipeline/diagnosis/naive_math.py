@@ -52,9 +52,10 @@ def shaped_score(score: float, truncated: bool, clip: float, missing_eos_penalty
 
 
 def token_rewards(kls: Row, kl_coef: float, score: float) -> list[float]:
-    """-kl_coef * kl at each token, and the score at the last one."""
+    """-kl_coef * kl at each token, and the score at the last one; nothing where there are no tokens."""
     rewards = [-kl_coef * kl for kl in kls]
-    rewards[-1] += score
+    if rewards:
+        rewards[-1] += score
     return rewards
 
 
