@@ -38,7 +38,7 @@ def diagnose(budget: Budget) -> Verdict:
         UserError: a stage before ppo has not run, or the parameters are not sound.
     """
     started = time.monotonic()
-    check_params()
+    warnings = check_params()
     refuse_without_artifacts()
     runtime = load_section("runtime", RuntimeParams)
     seed = derive_seed(parse_seed(read_params()), "ppo")
@@ -49,7 +49,7 @@ def diagnose(budget: Budget) -> Verdict:
     total = 1 + 3 * budget.iterations + budget.still_iterations
     with ProgressBar("diagnose", total, line_every=budget.iterations) as bar:
         found = climb(case, pairs, budget, bar)
-    verdict = judge(found, load_section("evaluate", EvaluateParams))
+    verdict = judge(found, load_section("evaluate", EvaluateParams), warnings)
     console.print(beats_table(found.beats), rungs_table(rungs(found)), width=WIDTH)
     console.print(f"\n{verdict.headline}", style="bold", markup=False, width=WIDTH, soft_wrap=False)
     for number, step in enumerate(verdict.next_steps, start=1):

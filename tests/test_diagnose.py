@@ -16,17 +16,16 @@ from pipeline.diagnosis.compare import ARITHMETIC, Beat, compare
 from pipeline.diagnosis.ladder import Budget, Climb, rungs, still_fault
 from pipeline.diagnosis.learning import ShortRun, trend
 from pipeline.diagnosis.sanity import Kind, Sanity, check_reward_model
-from pipeline.diagnosis.verdict import CODE, SETTING, SOUND, judge
+from pipeline.diagnosis.verdict import CODE, SETTING, SOUND, Verdict, judge
 from pipeline.errors import DataError
 from pipeline.files import hash_path
 from pipeline.heads import ScalarHead
 from pipeline.params.evaluate import EvaluateParams
 from pipeline.params.ppo import PPOParams
-from pipeline.params.section import read_params
+from pipeline.params.section import read_params, unusual_values
 from pipeline.weights import save_head
 
 CFG = PPOParams(**read_params(ROOT / "recipes" / "demo.yaml")["ppo"])
-EVALUATE = EvaluateParams(temperature=1.0, bootstrap=200)
 SMALL = Budget(rows=4, answers=6, iterations=2, still_iterations=1, pairs=8)
 
 
@@ -35,7 +34,7 @@ def run_with(
 ) -> ShortRun:
     """A run of 4 iterations of 4 steps that came to `kl` nats, with a standard error of 0.2."""
     one = {"kl_per_token_k3": kl / 20, "length_mean": 20.0, "update_steps": 4.0, "update_steps_skipped": 0.0}
-    one |= {"clip_fraction": 0.1, "log_ratio_max": 0.001} | figures
+    one |= {"clip_fraction": 0.1, "update_k3": 1e-5} | figures
     return ShortRun(cfg, [0.0, rise], [one] * 4, rise, 0.2, 0.1, moved, "")
 
 
@@ -57,8 +56,14 @@ def climb_with(cfg: PPOParams = CFG, **parts) -> Climb:
     return Climb(**(whole | parts))
 
 
+def verdict_of(found: Climb, temperature: float = 1.0) -> Verdict:
+    """With the warnings that `check_params` would give of section ppo."""
+    evaluate = EvaluateParams(temperature=temperature, bootstrap=200)
+    return judge(found, evaluate, unusual_values("ppo", found.cfg))
+
+
 def test_where_all_is_well_nothing_deviates() -> None:
-    verdict = judge(climb_with(), EVALUATE)
+    verdict = verdict_of(climb_with())
     assert (verdict.status, verdict.notes) == (SOUND, [])
     assert [line.word for line in rungs(climb_with())] == ["ok"] * 6
 
@@ -67,7 +72,7 @@ def test_a_learning_rate_of_a_hundredth_is_a_setting() -> None:
     cfg = CFG.model_copy(update={"lr": 1e-2})
     wild = run_with(cfg, kl=60.0, rise=-1.0, update_steps=1.0, update_steps_skipped=3.0)
     found = climb_with(cfg, as_set=wild, gentle=run_with(cfg.model_copy(update={"lr": 1e-3})))
-    verdict = judge(found, EVALUATE)
+    verdict = verdict_of(found)
     assert verdict.status == SETTING and "SETTINGS" in verdict.headline
     assert verdict.next_steps == [
         "ppo.lr is 0.01: stop_kl left out 12 of 16 optimizer steps. With 0.001 that does not happen: lower it."
@@ -87,15 +92,22 @@ def test_a_learning_rate_of_a_hundredth_is_a_setting() -> None:
     ids=["price holds", "price unusual", "clip holds", "hardly moves", "cold", "discount"],
 )
 def test_bad_settings_are_named_by_their_key(changes: dict, parts: dict, key: str) -> None:
-    verdict = judge(climb_with(CFG.model_copy(update=changes), **parts), EVALUATE)
+    cfg = CFG.model_copy(update=changes)
+    verdict = verdict_of(climb_with(cfg, **parts), cfg.temperature)
     assert verdict.status == SETTING
     assert [step.split()[0] for step in verdict.next_steps] == [key]
 
 
-def test_two_temperatures_are_a_note() -> None:
-    verdict = judge(climb_with(), EvaluateParams(temperature=0.7, bootstrap=200))
+def test_two_temperatures_are_a_setting() -> None:
+    verdict = verdict_of(climb_with(), temperature=0.7)
+    assert verdict.status == SETTING
+    assert "ppo.temperature is 1 but evaluate.temperature 0.7" in verdict.next_steps[0]
+
+
+def test_unusual_values_that_decide_nothing_are_notes() -> None:
+    verdict = verdict_of(climb_with(CFG.model_copy(update={"rollout_size": 16})))
     assert verdict.status == SOUND
-    assert "ppo.temperature is 1 but evaluate.temperature 0.7" in verdict.notes[0]
+    assert verdict.notes[0].startswith("ppo.rollout_size is 16")
 
 
 def test_code_comes_before_everything_else() -> None:
@@ -106,7 +118,7 @@ def test_code_comes_before_everything_else() -> None:
     ]
     cfg = CFG.model_copy(update={"lr": 1e-2})
     found = climb_with(cfg, beats=beats, as_set=None, pure=None, wide=None, still=None)
-    verdict = judge(found, EVALUATE)
+    verdict = verdict_of(found)
     assert verdict.status == CODE
     assert "`evaluate: KL per token`" in verdict.headline
     assert "pipeline/evaluation.py" in verdict.next_steps[0] and "update: loss" in verdict.next_steps[2]
@@ -119,18 +131,18 @@ def test_code_comes_before_everything_else() -> None:
         (run_with(kl=1e-4, moved=1e-3), "a weight moved"),
         (run_with(kl=1e-4, moved=0.0), "no weight moved at all"),
         (run_with(kl=3.0, moved=5e-7), "KL of 3"),
-        (run_with(kl=1e-4, moved=5e-7, log_ratio_max=0.7), "log-ratios of 0.7"),
+        (run_with(kl=1e-4, moved=5e-7, update_k3=0.7), "0.7 nats per token"),
     ],
 )
 def test_a_tiny_learning_rate_that_moves_something_is_code(still: ShortRun, words: str) -> None:
     found = climb_with(still=still)
     assert words in still_fault(found)
-    assert judge(found, EVALUATE).status == CODE
+    assert verdict_of(found).status == CODE
 
 
 def test_a_reward_model_at_chance_is_neither_code_nor_setting() -> None:
     kinds = [Kind("chosen", 0.0, 1.0, 0.5), Kind("rejected", 0.0, 1.0, 0.55), Kind("copied", 2.0, 1.0, 0.1)]
-    verdict = judge(climb_with(sanity=Sanity(40, kinds)), EVALUATE)
+    verdict = verdict_of(climb_with(sanity=Sanity(40, kinds)))
     assert verdict.status == SETTING and verdict.headline.startswith("REWARD MODEL")
     assert "rejected in 55% of 40 pairs; 63% would be more than chance" in verdict.next_steps[0]
     assert "copied in 10%" in verdict.next_steps[1]

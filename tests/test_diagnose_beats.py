@@ -22,6 +22,7 @@ from pipeline.diagnosis.beats import check_beats
 from pipeline.diagnosis.compare import Beat
 from pipeline.diagnosis.opening import Case
 from pipeline.heads import ScalarHead
+from pipeline.objectives import offline
 from pipeline.objectives.kl import IN_REWARD
 from pipeline.roles import Policy, RewardModel
 from pipeline.tensors import length_mask, safe_exp
@@ -298,7 +299,18 @@ def sampler_left_behind(patch: Patch, case: Case) -> None:
     patch.setattr(pipeline.online, "generate", generate)
 
 
+def pair_loss_prefers_the_rejected(patch: Patch, case: Case) -> None:
+    real = offline.bradley_terry
+    patch.setattr(offline, "bradley_terry", lambda chosen, rejected, *rest: real(rejected, chosen, *rest))
+
+
+def value_head_starts_at_random(patch: Patch, case: Case) -> None:
+    case.loop.policy.value_head.linear.weight.data += 0.1
+
+
 FAULTS = {
+    pair_loss_prefers_the_rejected: ("before: pair loss", ""),
+    value_head_starts_at_random: ("start: adapters and heads", ""),
     policy_starts_elsewhere: ("start: adapters and heads", "must start as a copy"),
     reward_head_random: ("start: adapters and heads", ""),
     goes_on_after_a_stop_token: ("rollout: answers", ""),

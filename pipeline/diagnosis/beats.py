@@ -6,6 +6,7 @@ import torch
 from torch import nn
 
 from pipeline.diagnosis.beats_evaluate import check_evaluate
+from pipeline.diagnosis.beats_offline import check_offline
 from pipeline.diagnosis.beats_rollout import answers_of, check_linears, check_rollout, check_start
 from pipeline.diagnosis.beats_update import check_after, check_update
 from pipeline.diagnosis.compare import Beat, Tolerance
@@ -25,7 +26,7 @@ def check_beats(case: Case, rows: int) -> list[Beat]:
     backbone = case.loop.policy.backbone
     truth = read_truth(backbone.causal, case.cfg.uses_reward_model)
     dtype = backbone.head_VH.dtype
-    start = check_start(case.loop, truth)
+    start = [*check_offline(case.reward), *check_start(case.loop, truth)]
     frozen = _frozen(backbone.causal)
     recording = record(case, rows, truth.scale)
     answered = answers_of(recording, 0)

@@ -25,6 +25,13 @@ def check_evaluate(
     return [
         *_logprobs(recording, truth, rows, passes, tolerance),
         *_values(recording, rows, passes, tolerance),
+        compare(
+            "evaluate: entropies",
+            "pipeline/tensors.py",
+            cut(recording.experiences[0].entropies_BR, rows),
+            [row.entropies_R.tolist() for row in passes],
+            tolerance,
+        ),
         _scores(case, recording, truth, rows, tolerance),
         *_rewards(recording, rows),
         *_advantages(recording, rows),

@@ -44,6 +44,8 @@ def check_start(loop: Loop, truth: Truth) -> list[Beat]:
             torch.equal(head.weight_H, truth.reward_head.weight_H) and torch.equal(head.bias, truth.reward_head.bias)
         ):
             wrong.append("reward head")
+    if loop.policy.value_head is not None and any(weight.any() for weight in loop.policy.value_head.parameters()):
+        wrong.append("value head, which must start at 0")
     found = f"not as its file has it: {', '.join(wrong)}" if wrong else "as their files have them"
     hint = "the policy must start as a copy of artifacts/sft" if wrong == ["policy"] else ""
     return [

@@ -12,13 +12,14 @@ from pipeline.diagnosis.compare import Beat
 from pipeline.diagnosis.learning import ShortRun, short_run
 from pipeline.diagnosis.opening import Case
 from pipeline.diagnosis.sanity import Sanity, check_reward_model
+from pipeline.errors import TrainingError
 from pipeline.params.ppo import PPOParams
 from pipeline.progress import ProgressBar
 
 WIDE_CLIP = 10.0
 TINY_LR = 1e-7
-STILL = 1e-2  # nats of log-ratio: what a policy may seem to move by rounding alone; bfloat16 needs more
-STILL_BFLOAT16 = 0.5
+STILL = {torch.float32: 1e-3, torch.bfloat16: 0.1}
+"""Nats that a policy may seem to have moved by rounding alone: per token in an update, per answer to the SFT model."""
 
 Word = Literal["ok", "unclear", "setting", "reward model", "CODE", "left out"]
 
@@ -62,6 +63,7 @@ class Climb:
     gentle: ShortRun | None
     sanity: Sanity | None
     limit: float
+    """Of `STILL`."""
 
     @property
     def deviating(self) -> list[Beat]:
@@ -72,12 +74,15 @@ class Climb:
 def climb(case: Case, pairs: list[Pair], budget: Budget, bar: ProgressBar) -> Climb:
     """Every rung; the short runs only where the code is sound, as a faulty loop says nothing about settings."""
     cfg = case.cfg
-    beats = check_beats(case, budget.rows)
+    try:
+        beats = check_beats(case, budget.rows)
+    except TrainingError as error:  # at a learning rate of ours, so no setting can be the cause
+        beats = [Beat("the loop stops by itself", "pipeline/evaluation.py, update.py", str(error), deviates=True)]
     bar.advance(0)
     model, sanity = case.loop.reward_model, None
     if model is not None:
         sanity = check_reward_model(model, pairs[: budget.pairs], case.tokenizer, case.loop.microbatch_size)
-    limit = STILL if case.loop.policy.backbone.head_VH.dtype == torch.float32 else STILL_BFLOAT16
+    limit = STILL[case.loop.policy.backbone.head_VH.dtype]
     if any(beat.deviates for beat in beats):
         return Climb(cfg, beats, None, None, None, None, None, sanity, limit)
     small = _small(cfg, min(budget.answers, len(case.questions) * cfg.answers_per_prompt))
@@ -161,9 +166,9 @@ def still_fault(found: Climb) -> str:
         return f"a weight moved {run.moved:.1e} in {run.steps:.0f} steps of at most {TINY_LR:g}"
     if run.moved == 0:
         return f"no weight moved at all in {run.steps:.0f} steps"
-    ratio = max(one.get("log_ratio_max", 0.0) for one in run.stats)
-    if not ratio <= found.limit:
-        return f"log-ratios of {ratio:.2g} between old and new policy, though no weight moved to speak of"
+    update = max(one["update_k3"] for one in run.stats)
+    if not update <= found.limit:
+        return f"{update:.2g} nats per token between old and new policy, though no weight moved to speak of"
     if not abs(run.kl) <= found.limit:
         return f"KL of {run.kl:.2g} nats to the SFT model, though no weight moved to speak of"
     return ""

@@ -9,6 +9,7 @@ from pipeline.data.prepared import read_prompts
 from pipeline.data.tokenization import ChatTokenizer
 from pipeline.loop import Loop, open_loop
 from pipeline.params.ppo import PPOParams
+from pipeline.params.reward import RewardParams
 from pipeline.stage import Stage
 
 
@@ -17,6 +18,7 @@ class Case:
     """The loop of stage `ppo`, and what it is run with."""
 
     cfg: PPOParams
+    reward: RewardParams
     loop: Loop
     questions: list[Prompt]
     tokenizer: ChatTokenizer
@@ -42,4 +44,4 @@ def open_case(stage: Stage) -> Case:
     """
     cfg = stage.params(PPOParams)
     questions = prompts(read_prompts(stage.input("prepared/ppo.jsonl")), stage.tokenizer)
-    return Case(cfg, open_loop(stage, cfg, questions), questions, stage.tokenizer)
+    return Case(cfg, stage.params(RewardParams, "reward"), open_loop(stage, cfg, questions), questions, stage.tokenizer)

@@ -49,7 +49,12 @@ class Sanity:
             return ["its scores have no spread: every answer gets the same"]
         found = []
         for kind in others:
-            if kind.chosen_above < self.limit:
+            if kind.name == "rejected" and kind.chosen_above < 1 - self.limit:
+                found.append(
+                    f"it prefers the rejected answers: chosen wins {kind.chosen_above:.0%} of {self.pairs} pairs; are chosen "
+                    "and rejected mixed up in the data?"
+                )
+            elif kind.chosen_above < self.limit:
                 found.append(
                     f"chosen beats {kind.name} in {kind.chosen_above:.0%} of {self.pairs} pairs; "
                     f"{self.limit:.0%} would be more than chance"

@@ -4,13 +4,11 @@ from dataclasses import dataclass
 
 from pipeline.diagnosis.ladder import Climb, still_fault
 from pipeline.params.evaluate import EvaluateParams
-from pipeline.params.ppo import PPOParams
-from pipeline.params.section import unusual_values
 
 CODE, SETTING, SOUND = 3, 2, 0
 HELD = 0.25  # of the KL without a price or clip: below, the price or the clip is what holds the policy
 HARDLY_MOVED = 0.02  # nats per answer
-DECISIVE = ("lr", "clip", "kl_coef", "temperature", "gamma", "lam", "epochs")
+DECISIVE = tuple(f"ppo.{key}" for key in ("lr", "clip", "kl_coef", "temperature", "gamma", "lam", "epochs"))
 """Parameters whose unusual values alone make a run suspect."""
 
 
@@ -24,9 +22,14 @@ class Verdict:
     notes: list[str]
 
 
-def judge(found: Climb, evaluate: EvaluateParams) -> Verdict:
-    """Code before settings before the reward model: each makes what comes after it meaningless."""
-    notes = temperature_notes(found.cfg, evaluate)
+def judge(found: Climb, evaluate: EvaluateParams, warnings: list[str]) -> Verdict:
+    """Code before settings before the reward model: each makes what comes after it meaningless.
+
+    Args:
+        warnings: of `check_params`, each of which starts with its key.
+    """
+    decisive = [warning for warning in warnings if warning.split()[0] in DECISIVE]
+    notes = [warning for warning in warnings if warning not in decisive]
     if found.deviating:
         first = found.deviating[0]
         steps = [f"Look at {first.module}: {first.name}, {first.found}."]
@@ -43,7 +46,12 @@ def judge(found: Climb, evaluate: EvaluateParams) -> Verdict:
     if fault:
         steps = [f"With a learning rate of 1e-7: {fault}. Look at pipeline/update.py and at pipeline/loop.py."]
         return Verdict(CODE, "FAULTY CODE: the policy moves where it may not, or not where it must.", steps, notes)
-    settings = setting_faults(found)
+    settings = setting_faults(found, decisive)
+    if found.cfg.temperature != evaluate.temperature:
+        settings.append(
+            f"ppo.temperature is {found.cfg.temperature:g} but evaluate.temperature {evaluate.temperature:g}: the policy "
+            "is trained on one distribution and shown with another. Set both alike."
+        )
     rewards = [] if found.sanity is None else found.sanity.faults
     steps = [*settings, *(_reward_steps(rewards) if rewards else [])]
     if settings:
@@ -53,8 +61,8 @@ def judge(found: Climb, evaluate: EvaluateParams) -> Verdict:
     return Verdict(SOUND, "NOTHING DEVIATES: code, settings and reward model look sound.", _next(found), notes)
 
 
-def setting_faults(found: Climb) -> list[str]:
-    """One sentence for each setting that stands in the way: what is seen, and what to change."""
+def setting_faults(found: Climb, warnings: list[str]) -> list[str]:
+    """One sentence for each setting that stands in the way: what is seen, and what to change; then `warnings` of other keys."""
     cfg, run = found.cfg, found.as_set
     faults = []
     if run.trouble or run.falls:
@@ -76,24 +84,7 @@ def setting_faults(found: Climb) -> list[str]:
     elif abs(run.kl) < HARDLY_MOVED:
         faults.append(f"ppo.lr is {cfg.lr:g}: after {run.steps:.0f} steps KL is {run.kl:.1g} nats. Raise it.")
     named = {fault.split()[0] for fault in faults}
-    for sentence in unusual_values("ppo", cfg):
-        key = sentence.split()[0]
-        if key.removeprefix("ppo.") in DECISIVE and key not in named:
-            faults.append(sentence)
-    return faults
-
-
-def temperature_notes(cfg: PPOParams, evaluate: EvaluateParams) -> list[str]:
-    """Where the policy is trained at one temperature and shown at another; and unusual values that decide nothing alone."""
-    notes = [
-        sentence for sentence in unusual_values("ppo", cfg) if sentence.split()[0].removeprefix("ppo.") not in DECISIVE
-    ]
-    if cfg.temperature != evaluate.temperature:
-        notes.append(
-            f"ppo.temperature is {cfg.temperature:g} but evaluate.temperature {evaluate.temperature:g}: the policy is "
-            "trained on one distribution and shown with another; set both alike."
-        )
-    return notes
+    return faults + [warning for warning in warnings if warning.split()[0] not in named]
 
 
 def _reward_steps(faults: list[str]) -> list[str]:
