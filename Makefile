@@ -1,13 +1,14 @@
-# make repro   the whole chain            make test   the tests
-# make dpo     DPO instead of PPO         make table  the result again
-# make warmup  CartPole: start here       make ui     MLflow in the browser
+# make repro   the whole chain            make test      the tests
+# make dpo     DPO instead of PPO         make table     the result again
+# make warmup  CartPole: start here       make ui        MLflow in the browser
+# make health  what is wrong, in words    make diagnose  why does it not learn?
 # Everything runs in .venv, made from requirements.lock. For bare dvc commands: source .venv/bin/activate
 
 PYTHON ?= $(shell command -v python3.11 || echo python3)
 BIN := .venv/bin
 export PATH := $(CURDIR)/$(BIN):$(PATH)
 
-.PHONY: setup repro dpo warmup table health check-data test lint ui use clean
+.PHONY: setup repro dpo warmup table health diagnose check-data test lint ui use clean
 .DEFAULT_GOAL := repro
 
 setup: .venv/.complete
@@ -48,6 +49,10 @@ health: setup
 check-data: setup
 	@test -n "$(DATA)" || { echo "Name the data: make check-data DATA=path"; exit 1; }
 	@python -m pipeline.check_data "$(DATA)" $(if $(SHAPE),"$(SHAPE)")
+
+# why does my run not learn? the code, a setting, or the reward model (docs/diagnose.md); writes nothing
+diagnose: setup
+	@python -m pipeline.diagnose
 
 test: setup
 	python -m pytest

@@ -115,7 +115,7 @@ def run_stage(name: str, body: Callable[[Stage], None], section: str | None = No
     section: the stage's section of params.yaml, where it is not called as the stage is.
     """
     section = section or name
-    _quiet_libraries()
+    quiet_libraries()
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
     tracker = Tracker()
     status = "FAILED"
@@ -198,7 +198,7 @@ def _link_upstream(tracker: Tracker, inputs: dict[str, str]) -> None:
                 )
 
 
-def _quiet_libraries() -> None:
+def quiet_libraries() -> None:
     """Libraries' bars and warnings would bury our own lines. Their errors still come through."""
     transformers.logging.set_verbosity_error()
     transformers.logging.disable_progress_bar()

@@ -12,7 +12,10 @@ from pipeline.params.check import SECTIONS
 # From the top down; a module may import its own layer and those below it.
 LAYERS = [
     ["stages"],
+    ["pipeline.diagnose"],
+    ["pipeline.diagnosis"],
     [
+        "pipeline.loop",
         "pipeline.online",
         "pipeline.offline",
         "pipeline.comparison",

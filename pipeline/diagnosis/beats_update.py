@@ -1,0 +1,293 @@
+"""The third and fourth beat: minibatches, losses, gradients, the optimizer's step, and the policy that samples next."""
+
+import math
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass, fields, replace
+
+import torch
+from torch import Tensor
+
+from pipeline.batch import Experience, Sequences
+from pipeline.diagnosis import naive_math
+from pipeline.diagnosis.beats_rollout import answers_of, cut, logprobs
+from pipeline.diagnosis.compare import ARITHMETIC, Beat, Tolerance, compare
+from pipeline.diagnosis.naive_math import Scalar, Token
+from pipeline.diagnosis.naive_model import Adapter, Head, answer_pass
+from pipeline.diagnosis.recording import Heard, Recording, Step, Weights
+from pipeline.diagnosis.truth import Rows, Truth
+from pipeline.params.ppo import PPOParams
+
+STEPS_WITH_GRADIENT = 2  # the first, whose ratios are all 1, and the second, whose are not
+STEP_LIMIT = 1e-3  # of a step's own size: float32 moments against float64
+Term = Callable[[Token], Scalar]
+
+
+def check_update(recording: Recording, truth: Truth, tolerance: Tolerance, gradient_limit: float) -> list[Beat]:
+    """All beats of `update`, in its order."""
+    steps = recording.steps[:STEPS_WITH_GRADIENT]
+    recomputed = [_recompute(step, truth, recording.cfg) for step in steps]
+    heard = [call for step in steps for call in step.heard]
+    found = [row for call in heard for row in cut(call.logprobs_BR, rows_heard([call]))]
+    module = "pipeline/roles.py, update.py, online.py"
+    beats = [
+        _minibatches(recording),
+        compare("update: log-probs", module, found, [row for again in recomputed for row in again.logprobs], tolerance),
+    ]
+    if steps[0].before.head is not None:
+        values = [row for call in heard for row in cut(call.values_BR, rows_heard([call]))]
+        right = [row for again in recomputed for row in again.values]
+        beats.append(compare("update: values", module, values, right, tolerance))
+    return [
+        *beats,
+        *_losses(recording),
+        _gradients("update: gradients", steps[0], recomputed[0].gradients, gradient_limit),
+        _optimizer(recording),
+        _gradients("update: gradients of the second step", steps[1], recomputed[1].gradients, gradient_limit),
+    ]
+
+
+def check_after(recording: Recording, truth: Truth, tolerance: Tolerance) -> list[Beat]:
+    """Is it the moved policy that samples in the next iteration, and what does a nat cost then?"""
+    cfg, experience = recording.cfg, recording.experiences[1]
+    rows = answers_of(recording, 1)
+    moved = truth.passes(recording.steps[-1].after.adapter, rows, cfg.temperature)
+    found = cut(experience.behaviour_logprobs_BR, rows)
+    module = "pipeline/online.py, rollout.py"
+    beats = [compare("sync: log-probs of the next rollout", module, found, logprobs(moved), tolerance)]
+    if cfg.kl_target is not None:
+        first, second = recording.stats
+        kl, answers = first["kl_per_sequence_k1"], len(recording.experiences[0])
+        right = naive_math.next_kl_coef(first["kl_coef"], kl, cfg.kl_target, answers, cfg.kl_horizon)
+        beats.append(
+            compare(
+                "sync: kl_coef", "pipeline/kl_control.py", [[second["kl_coef"]]], [[right]], ARITHMETIC, ("kl_coef", "")
+            )
+        )
+    return beats
+
+
+def rows_of(batches: Iterable[Sequences]) -> Rows:
+    """(prompt, answer) of every row, in their order."""
+    rows = []
+    for batch in batches:
+        for row in range(len(batch)):
+            start, length = int(batch.prompt_lengths_B[row]), int(batch.response_lengths_B[row])
+            ids = batch.tokens_BT[row, : start + length].tolist()
+            rows.append((ids[:start], ids[start:]))
+    return rows
+
+
+def rows_heard(heard: list[Heard]) -> Rows:
+    """The rows of some micro-batches."""
+    return rows_of(call.batch for call in heard)
+
+
+def tokens_heard(call: Heard) -> Iterator[list[Token]]:
+    """What the losses read of each row's tokens, all of it as the loop had it."""
+    batch = call.batch
+    for row, length in enumerate(batch.response_lengths_B.tolist()):
+        columns = (
+            call.logprobs_BR,
+            batch.values_BR if call.values_BR is None else call.values_BR,
+            batch.old_logprobs_BR,
+            batch.values_BR,
+            batch.ref_logprobs_BR,
+            batch.advantages_BR,
+            batch.returns_BR,
+            batch.weights_BR,
+        )
+        yield [Token(*numbers) for numbers in zip(*(column[row, :length].tolist() for column in columns), strict=True)]
+
+
+def loss_terms(cfg: PPOParams) -> dict[str, tuple[float, Term]]:
+    """The algorithm's losses: weight and one token's term of each."""
+    if cfg.algorithm == "reinforce":
+        return {"policy_loss": (1.0, naive_math.policy_gradient)}
+    policy: dict[str, tuple[float, Term]] = {
+        "policy_loss": (1.0, lambda token: naive_math.surrogate(token, cfg.clip, cfg.dual_clip))
+    }
+    if cfg.algorithm == "ppo":
+        return policy | {"value_loss": (cfg.vf_coef, lambda token: naive_math.value_error(token, cfg.clip_value))}
+    if cfg.algorithm == "grpo":
+        return policy | {"kl_loss": (cfg.kl_coef, lambda token: naive_math.kl_loss(token, cfg.kl_loss_estimator))}
+    return policy
+
+
+def loss(token: Token, cfg: PPOParams) -> Scalar:
+    """One token's term of the whole loss."""
+    return sum(weight * term(token) for weight, term in loss_terms(cfg).values())
+
+
+@dataclass(frozen=True)
+class _Recomputed:
+    logprobs: list[list[float]]
+    values: list[list[float]]
+    gradients: dict[str, Tensor]
+
+
+def _recompute(step: Step, truth: Truth, cfg: PPOParams) -> _Recomputed:
+    """Forward and backward of one minibatch, row by row, at the weights that the step started from."""
+    weights = _tracked(step.before)
+    leaves = weights.named()
+    gradients = {name: torch.zeros_like(leaf) for name, leaf in leaves.items()}
+    result = _Recomputed([], [], gradients)
+    of_rows = [tokens for call in step.heard for tokens in tokens_heard(call)]
+    total = sum(map(len, of_rows))
+    for (prompt, answer), tokens in zip(rows_heard(step.heard), of_rows, strict=True):
+        row = answer_pass(truth.causal, weights.adapter, prompt, answer, cfg.temperature)
+        states_RH = row.states_RH.detach() if cfg.value_backprop == "detached" else row.states_RH
+        values_R = torch.zeros_like(row.logprobs_R) if weights.head is None else weights.head(states_RH)
+        result.logprobs.append(row.logprobs_R.tolist())
+        result.values.append(values_R.tolist())
+        row_loss: Scalar = 0.0
+        for token, logprob, value in zip(tokens, row.logprobs_R.double(), values_R.double(), strict=True):
+            row_loss = row_loss + loss(replace(token, logprob=logprob, value=value), cfg) / total
+        _add_gradients(gradients, leaves, row_loss)
+    shown = rows_of(step.rehearsed)
+    total = sum(len(answer) for _, answer in shown)
+    for prompt, answer in shown:  # InstructGPT's ptx: the SFT loss, per token, at temperature 1
+        row = answer_pass(truth.causal, weights.adapter, prompt, answer, temperature=1.0)
+        _add_gradients(gradients, leaves, -cfg.ptx_coef * row.logprobs_R.double().sum() / total)
+    return result
+
+
+def _add_gradients(gradients: dict[str, Tensor], leaves: dict[str, Tensor], row_loss: Tensor) -> None:
+    found = torch.autograd.grad(row_loss, list(leaves.values()), allow_unused=True)
+    for name, gradient in zip(leaves, found, strict=True):
+        if gradient is not None:
+            gradients[name] += gradient
+
+
+def _tracked(weights: Weights) -> Weights:
+    """The same weights, asking for gradients."""
+
+    def asking(tensor: Tensor) -> Tensor:
+        return tensor.clone().requires_grad_()
+
+    adapter: Adapter = {
+        name: replace(pair, a_RI=asking(pair.a_RI), b_OR=asking(pair.b_OR)) for name, pair in weights.adapter.items()
+    }
+    head = weights.head
+    return Weights(adapter, None if head is None else Head(asking(head.weight_H), asking(head.bias)))
+
+
+def _minibatches(recording: Recording) -> Beat:
+    """Every epoch takes every answer once, with the numbers that `evaluate` gave it."""
+    name, module = "update: minibatches", "pipeline/update.py, batch.py"
+    whole = Counter(_row_keys(recording.experiences[0]))
+    per_epoch = len(recording.steps) // recording.cfg.epochs
+    for epoch in range(recording.cfg.epochs):
+        steps = recording.steps[epoch * per_epoch : (epoch + 1) * per_epoch]
+        heard = Counter(key for step in steps for call in step.heard for key in _row_keys(call.batch))
+        if heard != whole:
+            wrong = (heard - whole).total()
+            found = (
+                f"epoch {epoch + 1}: {wrong} of {heard.total()} rows are not those that `evaluate` made, or come twice"
+            )
+            return Beat(name, module, found, deviates=True)
+    return Beat(name, module, "every answer once an epoch, its numbers unchanged", deviates=False)
+
+
+def _row_keys(batch: Experience) -> list[tuple]:
+    """All that a batch holds of each row, padding left out."""
+    keys = []
+    for row in range(len(batch)):
+        prompt, answer = int(batch.prompt_lengths_B[row]), int(batch.response_lengths_B[row])
+        widths = {"BT": prompt + answer, "BR": answer}
+        key = []
+        for field in fields(Experience):
+            numbers = getattr(batch, field.name)[row]
+            axes = field.name.rpartition("_")[2]
+            key.append(tuple(numbers[: widths[axes]].tolist()) if axes in widths else numbers.item())
+        keys.append(tuple(key))
+    return keys
+
+
+def _losses(recording: Recording) -> list[Beat]:
+    """The sums that the objective gave of each micro-batch, and the means that the update logged."""
+    cfg = recording.cfg
+    calls = [step.heard for step in recording.steps] + [recording.stressed]
+    terms = {name: term for name, (_, term) in loss_terms(cfg).items()} | {"loss": lambda token: loss(token, cfg)}
+    beats = []
+    for name, term in terms.items():
+        found, expected = [], []
+        for heard in calls:
+            count = sum(len(row) for call in heard for row in tokens_heard(call))
+            # over the number of tokens, so that the tolerance is one of a token's loss
+            found.append([call.sums["differentiable" if name == "loss" else name] / count for call in heard])
+            expected.append([sum(term(t) for row in tokens_heard(call) for t in row) / count for call in heard])
+        title = f"update: {name.replace('_', ' ')}"
+        beat = compare(title, "pipeline/objectives/online.py", found, expected, ARITHMETIC, ("step", "micro-batch"))
+        means = [sum(of_step) for of_step in expected[:-1]]
+        if not beat.deviates and not (name == "loss" and cfg.ptx_coef):  # that of demonstrations is in the logged one
+            logged, right = [[recording.stats[0][name]]], [[sum(means) / len(means)]]
+            beat = replace(
+                compare(title, "pipeline/update.py", logged, right, ARITHMETIC, ("update", "mean per token")),
+                name=title,
+            )
+        beats.append(beat)
+    return beats
+
+
+def _gradients(name: str, step: Step, expected: dict[str, Tensor], limit: float) -> Beat:
+    """Gradients before clipping, matrix by matrix; a difference is relative to the matrix's own gradient.
+
+    A matrix to which no gradient comes is a fault also where the second computation, which runs the same base layers,
+    gets none either.
+    """
+    module = "pipeline/update.py, roles.py, lora.py, quantization.py"
+    empty = [key for key, gradient in step.gradients.items() if not gradient.any()]
+    if empty:
+        found = f"{len(empty)} of {len(expected)} tensors get none, the first is {empty[0]}"
+        return Beat(name, module, found, deviates=True, hint="no gradient reaches them")
+    floor = 1e-3 * float(torch.stack([gradient.norm() for gradient in expected.values()]).norm())
+    errors = {
+        key: float((step.gradients[key] - right).norm()) / max(float(right.norm()), floor)
+        for key, right in expected.items()
+    }
+    worst = max(errors, key=lambda key: math.inf if math.isnan(errors[key]) else errors[key])
+    if errors[worst] <= limit:
+        return Beat(name, module, f"within {errors[worst]:.1e} (allowed {limit:.0e})", deviates=False)
+    factors = [
+        float((step.gradients[key] * right).sum() / (right**2).sum())
+        for key, right in expected.items()
+        if float(right.norm()) > floor
+    ]
+    hint = ""
+    if max(factors) - min(factors) < 0.05 * abs(factors[0]):
+        hint = f"all are {factors[0]:.3g} times the right ones: the divisor, or a sign"
+    return Beat(name, module, f"of {worst} are {errors[worst]:.1e} of their size off", deviates=True, hint=hint)
+
+
+def _optimizer(recording: Recording) -> Beat:
+    """Clipping by group and Adam, from the gradients that the loop had."""
+    name, module = "update: optimizer step", "pipeline/update.py, stages/ppo.py"
+    cfg, adam = recording.cfg, naive_math.Adam()
+    for number, step in enumerate(recording.steps):
+        groups = [
+            {key: g for key, g in step.gradients.items() if key.startswith("value_head") == of_value}
+            for of_value in (False, True)
+        ]
+        clipped = {}
+        for group in groups:
+            factor = naive_math.clip_factor(list(group.values()), cfg.max_grad_norm)
+            clipped |= {key: gradient * factor for key, gradient in group.items()}
+        changes = adam.step(clipped, lr=1.0)
+        before, after = step.before.named(), step.after.named()
+        for key, change in changes.items():
+            peak = cfg.value_lr if key.startswith("value_head") else cfg.lr
+            expected = change * naive_math.learning_rate(peak, cfg.warmup_steps, number)
+            moved = after[key].double() - before[key].double()
+            # float32 weights cannot take a step more finely than their own rounding
+            grain = 1e-7 * float(before[key].norm())
+            size = float(expected.norm())
+            error = float((moved - expected).norm())
+            if not error <= STEP_LIMIT * size + grain:
+                share = float(moved.norm()) / size if size else float("inf")
+                found = f"step {number + 1}, {key}: moved {share:.3g} times as far as Adam would have"
+                hint = "it is not trained" if not moved.any() else ""
+                return Beat(name, module, found, deviates=True, hint=hint)
+    return Beat(
+        name, module, f"Adam's, clipped at {cfg.max_grad_norm:g}, in {len(recording.steps)} steps", deviates=False
+    )

@@ -1,0 +1,47 @@
+"""The user's own case: params.yaml, prepared data and artifacts, with a policy that can start anew; nothing is written."""
+
+from dataclasses import dataclass
+
+import torch
+
+from pipeline.data.examples import Prompt, prompts
+from pipeline.data.prepared import read_prompts
+from pipeline.data.tokenization import ChatTokenizer
+from pipeline.loop import Loop, open_loop
+from pipeline.params.ppo import PPOParams
+from pipeline.params.reward import RewardParams
+from pipeline.stage import Stage
+
+
+@dataclass(frozen=True)
+class Case:
+    """The loop of stage `ppo`, and what it is run with."""
+
+    cfg: PPOParams
+    reward: RewardParams
+    loop: Loop
+    questions: list[Prompt]
+    tokenizer: ChatTokenizer
+
+    @torch.no_grad()
+    def restart(self) -> None:
+        """The policy is a copy of sft again, the value head is 0."""
+        policy = self.loop.policy
+        for mine, theirs in zip(*map(policy.backbone.adapter_parameters, ("policy", "sft")), strict=True):
+            mine.copy_(theirs)
+        if policy.value_head is not None:
+            for parameter in policy.value_head.parameters():
+                parameter.zero_()
+
+
+def open_case(stage: Stage) -> Case:
+    """The case of the working directory.
+
+    Raises:
+        DataError: a stage before ppo has not run.
+        BaseModelError: an artifact does not fit the base.
+        ParameterError: params.yaml is not sound.
+    """
+    cfg = stage.params(PPOParams)
+    questions = prompts(read_prompts(stage.input("prepared/ppo.jsonl")), stage.tokenizer)
+    return Case(cfg, stage.params(RewardParams, "reward"), open_loop(stage, cfg, questions), questions, stage.tokenizer)
