@@ -16,3 +16,8 @@ class ScalarHead(nn.Module):
     def forward(self, hidden: Tensor) -> Tensor:
         """[..., H] -> [...]."""
         return self.linear(hidden.float()).squeeze(-1)
+
+
+def reward_head(hidden_size: int) -> ScalarHead:
+    """A reward model's head before training: std 1 / sqrt(H + 1), so that scores start near 1 (Stiennon et al. 2020, B.1)."""
+    return ScalarHead(hidden_size, std=(hidden_size + 1) ** -0.5)

@@ -7,7 +7,6 @@ from pathlib import Path
 from pipeline.algorithms import Algorithm, algorithm_of
 from pipeline.data.examples import Prompt, demonstrations
 from pipeline.data.prepared import read_demonstrations
-from pipeline.evaluation import score_normalizer
 from pipeline.heads import ScalarHead
 from pipeline.online import Log, Watch, train_online
 from pipeline.opening import open_base, open_reward_model
@@ -54,7 +53,6 @@ class Loop:
             self.microbatch_size,
             log,
             watch,
-            score_normalizer(cfg),
             self.rehearsal,
         )
 

@@ -3,13 +3,11 @@
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace
 
-from torch import Tensor
-
 from pipeline.algorithms import Algorithm
 from pipeline.batch import Experience
 from pipeline.data.examples import Prompt, prompt_batches
 from pipeline.errors import TrainingError
-from pipeline.evaluation import Score, evaluate, summarize, summarize_critic, unchanged
+from pipeline.evaluation import Score, evaluate, score_normalizer, summarize, summarize_critic
 from pipeline.kl_control import KLControl
 from pipeline.params.ppo import PPOParams
 from pipeline.randomness import derive_seed
@@ -33,7 +31,6 @@ def train_online(
     microbatch_size: int,
     log: Log,
     watch: Watch,
-    normalize: Callable[[Tensor], Tensor] = unchanged,
     rehearsal: Rehearsal | None = None,
 ) -> None:
     """PPO, REINFORCE, RLOO and GRPO on one shared backbone: the policy samples, is scored, and is moved; the reference stays.
@@ -43,6 +40,7 @@ def train_online(
     plan = UpdatePlan(cfg.epochs, cfg.minibatch_size, microbatch_size, cfg.stop_kl)
     sampling = replace(sampling, samples=cfg.answers_per_prompt)
     kl = KLControl(cfg.kl_coef, cfg.kl_target, cfg.kl_horizon)
+    normalize = score_normalizer(cfg)
     watch(0)
     for step, prompts_P in enumerate(prompts):
         warming_up = algorithm.critic_objective is not None and step < cfg.critic_warmup

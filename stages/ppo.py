@@ -52,7 +52,9 @@ def ppo(stage: Stage) -> None:
             shown = {"score": "score_mean", "KL": "kl_per_sequence_k1", "length": "length_mean", "loss": "loss"}
             bar.advance(step, **{label: stats[name] for label, name in shown.items()})
             if step % runtime.samples_every == 0 or step + 1 == cfg.iterations:
-                stage.tracker.log_table(f"samples/step_{step:04d}", sample_rows(experience, tokenizer)[:16])
+                stage.tracker.log_table(
+                    f"samples/step_{step:04d}", sample_rows(experience, tokenizer, rewards.values)[:16]
+                )
 
         loop.train(cfg, asked, optimizer, log, development)
     assert frozen == {name: policy.backbone.adapter_hash(name) for name in frozen}, "a frozen adapter has moved"

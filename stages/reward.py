@@ -11,7 +11,7 @@ import torch
 from pipeline.baselines import rivals
 from pipeline.data.examples import comparisons, demonstrations, epochs_of, steps_in
 from pipeline.data.prepared import read_demonstrations, read_pairs
-from pipeline.heads import ScalarHead
+from pipeline.heads import reward_head
 from pipeline.objectives.offline import bradley_terry
 from pipeline.offline import train_offline
 from pipeline.opening import open_base
@@ -36,7 +36,7 @@ def reward(stage: Stage) -> None:
     anchors, _ = demonstrations(read_demonstrations(stage.input("prepared/sft.jsonl")), stage.tokenizer)
     backbone = open_base(stage)
     backbone.load_adapter(stage.name, stage.input("artifacts/sft"))
-    head = ScalarHead(backbone.hidden_size, std=(backbone.hidden_size + 1) ** -0.5).to(backbone.device)
+    head = reward_head(backbone.hidden_size).to(backbone.device)
     model = RewardModel(backbone, stage.name, head)
 
     steps = steps_in(pairs, cfg.batch_size, cfg.epochs)

@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 import torch
 from conftest import ROOT
+from mlflow.entities import Run
 from mlflow.tracking import MlflowClient
 from peft import PeftModel, get_peft_model_state_dict
 from ruamel.yaml import YAML
@@ -104,6 +105,13 @@ def finished(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, str]:
     done = run(folder, "dvc", "repro")
     assert done.returncode == 0, done.stdout + done.stderr
     return folder, done.stdout
+
+
+def newest_run(folder: Path) -> Run:
+    """The run that was started last."""
+    client = MlflowClient(f"sqlite:///{folder}/mlflow.db")
+    experiment = client.get_experiment_by_name("solo-rlhf").experiment_id
+    return client.search_runs([experiment], order_by=["attributes.start_time DESC"])[0]
 
 
 def output_hashes(folder: Path) -> dict[str, str]:
@@ -249,12 +257,13 @@ VERIFIED = [
 def test_ppo_climbs_a_users_function_without_a_reward_model(finished: tuple[Path, str]) -> None:
     """Its adapter is not even there; the curves, the watched answers and the samples have the values of the function."""
     folder, _ = finished
-    with (
-        edited(folder, {"ppo.reward": VERIFIED, "ppo.normalize_scores": True}),
-        moved_away(folder / "artifacts/reward"),
-    ):
-        done = run(folder, sys.executable, "-m", "stages.ppo")
-    assert done.returncode == 0, done.stdout + done.stderr
+    with edited(folder, {"ppo.reward": VERIFIED, "ppo.normalize_scores": True}):
+        with moved_away(folder / "artifacts/reward"):
+            done = run(folder, sys.executable, "-m", "stages.ppo")
+        assert done.returncode == 0, done.stdout + done.stderr
+        newest = newest_run(folder)
+        evaluated = run(folder, sys.executable, "-m", "stages.evaluate")
+    assert evaluated.returncode == 0, evaluated.stdout + evaluated.stderr
     rows = [line.split("\t") for line in (folder / "plots/ppo.tsv").read_text().splitlines()]
     for row in (dict(zip(rows[0], map(float, cells), strict=True)) for cells in rows[1:]):
         alone, penalty = row["reward_terms/number_alone"], row["reward_terms/length_penalty"]
@@ -267,10 +276,9 @@ def test_ppo_climbs_a_users_function_without_a_reward_model(finished: tuple[Path
         cut = len(answer["response_ids"]) > 24  # tokens.max_response; an end token was put after
         penalty = max(0, len(answer["response_ids"]) - cut - 4)
         assert answer["reward"] == pytest.approx(alone - 0.1 * penalty, abs=1e-5)
-    client = MlflowClient(f"sqlite:///{folder}/mlflow.db")
-    newest = client.search_runs(
-        [client.get_experiment_by_name("solo-rlhf").experiment_id], order_by=["attributes.start_time DESC"]
-    )[0]
+    for role, found in json.loads((folder / "metrics/evaluate.json").read_text())["greedy"].items():
+        paid = found["reward_terms/number_alone"] + 0.1 * found["reward_terms/length_penalty"]
+        assert found["reward_mean"] == pytest.approx(paid, abs=1e-5), role
     assert "reward_seconds/number_alone" in newest.data.metrics
     assert "development_reward_terms/length_penalty" in newest.data.metrics
 
@@ -311,8 +319,5 @@ def test_a_failed_stage_is_failed_in_mlflow(finished: tuple[Path, str]) -> None:
     folder, _ = finished
     with edited(folder, {"ppo.rollout_size": 64}):
         assert run(folder, sys.executable, "-m", "stages.ppo").returncode == 1
-    client = MlflowClient(f"sqlite:///{folder}/mlflow.db")
-    newest = client.search_runs(
-        [client.get_experiment_by_name("solo-rlhf").experiment_id], order_by=["attributes.start_time DESC"]
-    )
-    assert (newest[0].info.run_name, newest[0].info.status) == ("ppo", "FAILED")
+    newest = newest_run(folder)
+    assert (newest.info.run_name, newest.info.status) == ("ppo", "FAILED")

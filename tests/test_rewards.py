@@ -11,7 +11,7 @@ from taking import system, user
 from test_invariants import World, ppo_params
 from torch import Tensor
 
-from pipeline.algorithms import ppo
+from pipeline.algorithms import algorithm_of
 from pipeline.backbone import Backbone
 from pipeline.batch import Rollout
 from pipeline.data.examples import Prompt, sequences
@@ -247,7 +247,7 @@ def test_a_score_scale_that_drifts_leaves_the_critic_alone(make_backbone: Callab
                 world.policy, [Prompt(key, (), [5 + key, 6, 7]) for key in range(8)], replace(SAMPLING, seed=step), step
             )
             experience = evaluate(
-                rollout, world.policy, world.reference, lambda rows, level=level: level + (rows.prompt_ids_B % 2), ppo(cfg), cfg, 8, normalizer
+                rollout, world.policy, world.reference, lambda rows, level=level: level + (rows.prompt_ids_B % 2), algorithm_of(cfg), cfg, 8, normalizer
             )  # fmt: skip
             assert float(experience.scores_B.mean()) == level + 0.5
             losses.append(world.update(experience, 8)["value_loss"])
@@ -284,7 +284,7 @@ def test_a_verifiable_reward_is_learnt_without_a_reward_model(
         rewards.by_minibatch(cfg.minibatch_size),
         [asked] * 24,
         world.optimizer,
-        ppo(cfg),
+        algorithm_of(cfg),
         cfg,
         SAMPLING,
         32,

@@ -113,19 +113,6 @@ def steps_in(data: Batch, batch_size: int, epochs: int) -> int:
     return epochs * -(-len(data) // batch_size)
 
 
-def refuse_too_few(questions: list[Prompt], rollout_size: int) -> None:
-    """Before any weight is loaded.
-
-    Raises:
-        TrainingError: the prompts do not make one batch.
-    """
-    if len(questions) < rollout_size:
-        raise TrainingError(
-            f"ppo.rollout_size is {rollout_size} but the part ppo has {len(questions)} prompts, fewer than one batch; "
-            f"lower ppo.rollout_size to at most {len(questions)}, or raise data.split.ppo."
-        )
-
-
 def prompt_batches(questions: list[Prompt], size: int, count: int, seed: int) -> Iterator[list[Prompt]]:
     """`count` batches of `size` different prompts; each pass over the prompts in a new order, its incomplete last batch left out.
 

@@ -236,11 +236,6 @@ class PPOParams(Section):
             )
         return terms
 
-    @property
-    def uses_reward_model(self) -> bool:
-        """A term is the reward model's score."""
-        return any(isinstance(term, RewardModelTerm) for term in self.reward)
-
     @model_validator(mode="after")
     def _rollouts_are_whole(self) -> "PPOParams":
         faults = []
@@ -257,3 +252,8 @@ class PPOParams(Section):
         if faults:
             raise ValueError(" ".join(faults))
         return self
+
+    @property
+    def uses_reward_model(self) -> bool:
+        """A term is the reward model's score."""
+        return any(isinstance(term, RewardModelTerm) for term in self.reward)
