@@ -5,7 +5,7 @@ from collections.abc import Callable
 
 from pipeline.diagnosis import naive_math
 from pipeline.diagnosis.beats_rollout import cut, logprobs
-from pipeline.diagnosis.compare import ARITHMETIC, Beat, Tolerance, compare, explained
+from pipeline.diagnosis.compare import ARITHMETIC, Beat, Precision, Tolerance, compare, explained
 from pipeline.diagnosis.naive_model import Adapter, RowPass
 from pipeline.diagnosis.naive_rewards import Ending, scores_of
 from pipeline.diagnosis.opening import Case
@@ -19,9 +19,10 @@ Guesses = dict[str, Callable[[], Numbers]]
 
 
 def check_evaluate(
-    case: Case, recording: Recording, truth: Truth, rows: Rows, passes: list[RowPass], tolerance: Tolerance
+    case: Case, recording: Recording, truth: Truth, rows: Rows, passes: list[RowPass], precision: Precision
 ) -> list[Beat]:
     """All beats of `evaluate`, in its order."""
+    tolerance = precision.forward
     return [
         *_logprobs(recording, truth, rows, passes, tolerance),
         *_values(recording, rows, passes, tolerance),
@@ -32,7 +33,7 @@ def check_evaluate(
             [row.entropies_R.tolist() for row in passes],
             tolerance,
         ),
-        _scores(case, recording, truth, rows, tolerance),
+        _scores(case, recording, truth, rows, precision.score),
         *_rewards(recording, rows),
         *_advantages(recording, rows),
         _weights(recording, rows),

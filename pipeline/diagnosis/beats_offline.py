@@ -24,7 +24,7 @@ def _sft(generator: torch.Generator) -> Beat:
     mask_BR = torch.tensor([[t < length for t in range(5)] for length in lengths])
     loss = offline.sft(logprobs_BR, mask_BR).loss_sum
     loss.backward()
-    right = -sum(float(logprobs_BR[row, t]) for row, length in enumerate(lengths) for t in range(length))
+    right = -sum(float(logprobs_BR.detach()[row, t]) for row, length in enumerate(lengths) for t in range(length))
     slopes = [[-1.0 if t < length else 0.0 for t in range(5)] for length in lengths]
     found = [*logprobs_BR.grad.tolist(), [float(loss.detach())]]
     return compare("before: sft loss", MODULE, found, [*slopes, [right]], ARITHMETIC, ("row", "slope"))

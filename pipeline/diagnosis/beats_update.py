@@ -11,7 +11,7 @@ from torch import Tensor
 from pipeline.batch import Experience, Sequences
 from pipeline.diagnosis import naive_math
 from pipeline.diagnosis.beats_rollout import answers_of, cut, logprobs
-from pipeline.diagnosis.compare import ARITHMETIC, Beat, Tolerance, compare
+from pipeline.diagnosis.compare import ARITHMETIC, Beat, Precision, Tolerance, compare
 from pipeline.diagnosis.naive_math import Scalar, Token
 from pipeline.diagnosis.naive_model import Adapter, Head, answer_pass
 from pipeline.diagnosis.recording import Heard, Recording, Step, Weights
@@ -23,8 +23,9 @@ STEP_LIMIT = 1e-3  # of a step's own size: float32 moments against float64
 Term = Callable[[Token], Scalar]
 
 
-def check_update(recording: Recording, truth: Truth, tolerance: Tolerance, gradient_limit: float) -> list[Beat]:
+def check_update(recording: Recording, truth: Truth, precision: Precision) -> list[Beat]:
     """All beats of `update`, in its order."""
+    tolerance, gradient = precision.forward, precision.gradient
     steps = recording.steps[:STEPS_WITH_GRADIENT]
     recomputed = [_recompute(step, truth, recording.cfg) for step in steps]
     heard = [call for step in steps for call in step.heard]
@@ -41,9 +42,9 @@ def check_update(recording: Recording, truth: Truth, tolerance: Tolerance, gradi
     return [
         *beats,
         *_losses(recording),
-        _gradients("update: gradients", steps[0], recomputed[0].gradients, gradient_limit),
+        _gradients("update: gradients", steps[0], recomputed[0].gradients, gradient),
         _optimizer(recording),
-        _gradients("update: gradients of the second step", steps[1], recomputed[1].gradients, gradient_limit),
+        _gradients("update: gradients of the second step", steps[1], recomputed[1].gradients, gradient),
     ]
 
 
@@ -230,7 +231,7 @@ def _losses(recording: Recording) -> list[Beat]:
     return beats
 
 
-def _gradients(name: str, step: Step, expected: dict[str, Tensor], limit: float) -> Beat:
+def _gradients(name: str, step: Step, expected: dict[str, Tensor], tolerance: Tolerance) -> Beat:
     """Gradients before clipping, matrix by matrix; a difference is relative to the matrix's own gradient.
 
     A matrix to which no gradient comes is a fault also where the second computation, which runs the same base layers,
@@ -241,14 +242,16 @@ def _gradients(name: str, step: Step, expected: dict[str, Tensor], limit: float)
     if empty:
         found = f"{len(empty)} of {len(expected)} tensors get none, the first is {empty[0]}"
         return Beat(name, module, found, deviates=True, hint="no gradient reaches them")
-    floor = 1e-3 * float(torch.stack([gradient.norm() for gradient in expected.values()]).norm())
+    floor = 1e-3 * _size(expected.values())
     errors = {
         key: float((step.gradients[key] - right).norm()) / max(float(right.norm()), floor)
         for key, right in expected.items()
     }
     worst = max(errors, key=lambda key: math.inf if math.isnan(errors[key]) else errors[key])
-    if errors[worst] <= limit:
-        return Beat(name, module, f"within {errors[worst]:.1e} (allowed {limit:.0e})", deviates=False)
+    overall = _size(step.gradients[key] - right for key, right in expected.items()) / _size(expected.values())
+    if errors[worst] <= tolerance.largest and overall <= tolerance.typical:
+        found = f"within {overall:.1e} in all (allowed {tolerance.typical:.0e}), {errors[worst]:.1e} in one matrix"
+        return Beat(name, module, found, deviates=False)
     factors = [
         float((step.gradients[key] * right).sum() / (right**2).sum())
         for key, right in expected.items()
@@ -257,7 +260,13 @@ def _gradients(name: str, step: Step, expected: dict[str, Tensor], limit: float)
     hint = ""
     if max(factors) - min(factors) < 0.05 * abs(factors[0]):
         hint = f"all are {factors[0]:.3g} times the right ones: the divisor, or a sign"
-    return Beat(name, module, f"of {worst} are {errors[worst]:.1e} of their size off", deviates=True, hint=hint)
+    return Beat(
+        name, module, f"{overall:.1e} off in all, {worst} {errors[worst]:.1e} of its size", deviates=True, hint=hint
+    )
+
+
+def _size(tensors: Iterable[Tensor]) -> float:
+    return float(torch.stack([tensor.norm() for tensor in tensors]).norm())
 
 
 def _optimizer(recording: Recording) -> Beat:

@@ -4,6 +4,8 @@ import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
+import torch
+
 Rows = Sequence[Sequence[float]]
 
 
@@ -20,6 +22,28 @@ class Tolerance:
 
 ARITHMETIC = Tolerance(1e-4, 1e-5)
 """float32 sums against float64 ones; the inputs are the loop's own, so the precision of the model does not matter."""
+
+
+@dataclass(frozen=True)
+class Precision:
+    """How close passes through the model can come, which depends on what it computes in.
+
+    forward: log-probabilities, values, entropies.
+    score: a reward model's; its head adds up what all layers have rounded.
+    gradient: `largest` of each matrix, `typical` of all together, relative to their size.
+    """
+
+    forward: Tolerance
+    score: Tolerance
+    gradient: Tolerance
+
+
+PRECISIONS = {
+    torch.float32: Precision(Tolerance(1e-3, 2e-4), Tolerance(1e-3, 2e-4), Tolerance(1e-2, 1e-3)),
+    # A number has 8 bits. A padded batch, a cached decode and one whole row take other roundings in every layer: single
+    # tokens are a tenth of a nat apart, small gradients half their size (measured: docs/diagnose.md).
+    torch.bfloat16: Precision(Tolerance(0.5, 0.05), Tolerance(1.0, 0.25), Tolerance(1.0, 0.3)),
+}
 
 
 @dataclass(frozen=True)

@@ -33,11 +33,11 @@ class Budget:
     pairs: at most so many for the reward model.
     """
 
-    rows: int = 16
-    answers: int = 24
+    rows: int = 8
+    answers: int = 16
     iterations: int = 5
     still_iterations: int = 2
-    pairs: int = 40
+    pairs: int = 24
 
 
 @dataclass(frozen=True)

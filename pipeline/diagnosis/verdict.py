@@ -83,8 +83,10 @@ def setting_faults(found: Climb, warnings: list[str]) -> list[str]:
         )
     elif abs(run.kl) < HARDLY_MOVED:
         faults.append(f"ppo.lr is {cfg.lr:g}: after {run.steps:.0f} steps KL is {run.kl:.1g} nats. Raise it.")
-    named = {fault.split()[0] for fault in faults}
-    return faults + [warning for warning in warnings if warning.split()[0] not in named]
+    by_key = {
+        sentence.split()[0]: sentence for sentence in reversed([*faults, *warnings])
+    }  # of a key the first is kept
+    return list(reversed(by_key.values()))
 
 
 def _reward_steps(faults: list[str]) -> list[str]:
