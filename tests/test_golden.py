@@ -1,6 +1,7 @@
 """Worked values from ../shared/golden/math.json, computed with loops over plain floats, and a few of its cases by value."""
 
 import json
+from dataclasses import asdict
 
 import pytest
 import torch
@@ -8,6 +9,7 @@ from conftest import SHARED
 
 from pipeline.advantages import gae, group_centered, group_normalized, leave_one_out, reward_to_go
 from pipeline.evaluation import shaped_scores, token_rewards
+from pipeline.kl_control import KLControl
 from pipeline.objectives.kl import k1, k2, k3
 from pipeline.objectives.offline import bradley_terry
 from pipeline.objectives.online import clipped_surrogate, clipped_value, policy_gradient
@@ -22,7 +24,9 @@ from pipeline.tensors import (
 )
 
 FILE = SHARED / "golden" / "math.json"
-GOLDEN = json.loads(FILE.read_text()) if FILE.is_file() else {"ppo": [], "groups": [], "reward_pairs": []}
+GOLDEN = (
+    json.loads(FILE.read_text()) if FILE.is_file() else {"ppo": [], "groups": [], "reward_pairs": [], "adaptive_kl": {}}
+)
 needs_file = pytest.mark.skipif(not FILE.is_file(), reason="../shared/golden is not beside this checkout")
 
 
@@ -134,6 +138,17 @@ def test_reward_pair(pair: dict) -> None:
     terms.loss_sum.backward()
     close(terms.loss_sum.detach(), pair["loss"])
     close(chosen_B.grad[0], pair["grad_chosen"])
+
+
+@needs_file
+def test_adaptive_kl() -> None:
+    """Report ray-project/ray#22444, named by NVIDIA-NeMo/RL#3171: the coefficient is all the state, so that a resumed run goes on from it."""
+    case = GOLDEN["adaptive_kl"]
+    control = KLControl(case["start"], case["target_kl"], case["horizon"])
+    for step in case["steps"]:
+        control = control.after(step["kl"], step["n"])
+        assert control.coef == pytest.approx(step["kl_coef_after"], rel=1e-8)
+        assert KLControl(**json.loads(json.dumps(asdict(control)))) == control
 
 
 def test_gae_of_one_reward_at_the_end_by_hand() -> None:
