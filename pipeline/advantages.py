@@ -80,5 +80,6 @@ def over_tokens(rewards_BR: Tensor, mask_BR: Tensor, group_size: int, estimate: 
         rewards_BR: 0 at padding; the answers to one prompt are neighbours.
         estimate: [P, G] -> [P, G].
     """
-    estimates_B1 = estimate(rewards_BR.sum(1).view(-1, group_size)).view(-1, 1)
-    return torch.where(mask_BR, estimates_B1, 0)
+    # in float64: what the answers of a group have in common cancels, and dividing by a small spread would blow up the rest
+    totals_PG = rewards_BR.double().sum(1).view(-1, group_size)
+    return torch.where(mask_BR, estimate(totals_PG).view(-1, 1), 0).to(rewards_BR)

@@ -2,6 +2,7 @@
 
 import json
 import math
+from dataclasses import asdict
 
 import pytest
 import torch
@@ -9,6 +10,7 @@ from conftest import SHARED
 
 from pipeline.advantages import gae, group_centered, group_normalized, leave_one_out, reward_to_go
 from pipeline.evaluation import shaped_scores, token_rewards
+from pipeline.kl_control import KLControl
 from pipeline.objectives.kl import k1, k2, k3
 from pipeline.objectives.offline import bradley_terry, dpo
 from pipeline.objectives.online import clipped_surrogate, clipped_value, policy_gradient
@@ -23,8 +25,8 @@ from pipeline.tensors import (
 )
 
 FILE = SHARED / "golden" / "math.json"
-SECTIONS = ("ppo", "groups", "reward_pairs", "dpo")
-GOLDEN = json.loads(FILE.read_text()) if FILE.is_file() else {section: [] for section in SECTIONS}
+SECTIONS = {"ppo": [], "groups": [], "reward_pairs": [], "dpo": [], "adaptive_kl": {}}
+GOLDEN = json.loads(FILE.read_text()) if FILE.is_file() else SECTIONS
 needs_file = pytest.mark.skipif(not FILE.is_file(), reason="../shared/golden is not beside this checkout")
 
 
@@ -188,6 +190,17 @@ def test_dpo_pair(pair: dict) -> None:
     right = 1 / (1 + math.exp(-margin))
     smoothing = pair["label_smoothing"]
     close(logprobs[0].grad, [pair["beta"] * ((1 - smoothing) * (right - 1) + smoothing * right)])
+
+
+@needs_file
+def test_adaptive_kl() -> None:
+    """Report ray-project/ray#22444, named by NVIDIA-NeMo/RL#3171: the coefficient is all the state, so that a resumed run goes on from it."""
+    case = GOLDEN["adaptive_kl"]
+    control = KLControl(case["start"], case["target_kl"], case["horizon"])
+    for step in case["steps"]:
+        control = control.after(step["kl"], step["n"])
+        assert control.coef == pytest.approx(step["kl_coef_after"], rel=1e-8)
+        assert KLControl(**json.loads(json.dumps(asdict(control)))) == control
 
 
 def test_gae_of_one_reward_at_the_end_by_hand() -> None:
