@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 import torch
-from test_invariants import PROMPTS, SAMPLING, World, lengths_B, ppo_params
+from worlds import PROMPTS, SAMPLING, World, lengths_B, ppo_params
 
 from pipeline.algorithms import algorithm_of
 from pipeline.backbone import Backbone
@@ -252,7 +252,7 @@ def test_groups_without_spread_are_counted(make_backbone: Callable[..., Backbone
 
     experience = evaluate(rollout, world.policy, world.reference, score, algorithm_of(cfg), cfg, 4)
     assert summarize(experience)["answers_without_advantage"] == 0.5
-    assert summarize(world.experience(4))["answers_without_advantage"] == 0.0
+    assert summarize(World(make_backbone, ppo_params()).experience(4))["answers_without_advantage"] == 0.0
 
 
 def test_the_price_is_paid_by_the_next_iteration(make_backbone: Callable[..., Backbone]) -> None:
