@@ -14,7 +14,7 @@ from rich.table import Table
 from pipeline.data.prepared import read_pairs
 from pipeline.diagnosis.compare import Beat
 from pipeline.diagnosis.ladder import Budget, Rung, climb, rungs
-from pipeline.diagnosis.opening import open_case
+from pipeline.diagnosis.opening import open_case, untracked
 from pipeline.diagnosis.verdict import Verdict, judge
 from pipeline.errors import DataError, UserError
 from pipeline.params.check import check_params
@@ -24,8 +24,7 @@ from pipeline.params.runtime import RuntimeParams
 from pipeline.params.section import load_section, parse_seed, read_params
 from pipeline.progress import ProgressBar, console
 from pipeline.randomness import derive_seed, prepare_torch
-from pipeline.stage import BASE_FILE, Stage, quiet_libraries
-from pipeline.tracking import Tracker
+from pipeline.stage import BASE_FILE, quiet_libraries
 
 WIDTH = 80
 STYLES = {"ok": "green", "unclear": "yellow", "setting": "yellow", "reward model": "yellow", "CODE": "bold red"}
@@ -43,7 +42,7 @@ def diagnose(budget: Budget) -> Verdict:
     runtime = load_section("runtime", RuntimeParams)
     seed = derive_seed(parse_seed(read_params()), "ppo")
     prepare_torch(seed, runtime)
-    stage = Stage("ppo", seed, runtime, Tracker())  # a tracker without a run: nothing reaches MLflow
+    stage = untracked("ppo", seed, runtime)
     case = open_case(stage)
     pairs = read_pairs(stage.input("prepared/development.jsonl"))
     total = 1 + 3 * budget.iterations + budget.still_iterations

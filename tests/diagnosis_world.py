@@ -12,13 +12,11 @@ from pipeline.backbone import BaseIdentity
 from pipeline.base_model import fingerprint
 from pipeline.data.prepared import write_records
 from pipeline.data.records import Message, Pair, PromptOnly, as_demonstration
-from pipeline.diagnosis.opening import Case, open_case
+from pipeline.diagnosis.opening import Case, open_case, untracked
 from pipeline.heads import ScalarHead
 from pipeline.loading import load_backbone
 from pipeline.params.runtime import RuntimeParams
 from pipeline.params.section import load_section
-from pipeline.stage import Stage
-from pipeline.tracking import Tracker
 from pipeline.weights import save_head
 
 WORDS = ["sun", "rain", "tea", "bread", "ink", "salt", "wool", "iron", "milk", "corn"]
@@ -58,7 +56,7 @@ def write_world(folder: Path, base: Path, **changes: object) -> None:
 
 def open_world() -> Case:
     """The case of the folder that is the working directory."""
-    return open_case(Stage("ppo", 5, load_section("runtime", RuntimeParams), Tracker()))
+    return open_case(untracked("ppo", 5, load_section("runtime", RuntimeParams)))
 
 
 def copied(world: Path, folder: Path) -> Path:

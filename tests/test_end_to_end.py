@@ -31,9 +31,8 @@ from pipeline.data.prepared import read_demonstrations
 from pipeline.opening import open_base, open_reward_model
 from pipeline.params.runtime import RuntimeParams
 from pipeline.params.section import load_section
-from pipeline.stage import Stage
-from pipeline.tracking import Tracker
-stage = Stage("evaluate", 0, load_section("runtime", RuntimeParams), Tracker())
+from pipeline.diagnosis.opening import untracked
+stage = untracked("evaluate", 0, load_section("runtime", RuntimeParams))
 rows, _ = demonstrations(read_demonstrations(Path("prepared/sft.jsonl")), stage.tokenizer)
 print(float(open_reward_model(stage, open_base(stage), "{name}").score_all(rows, 4).mean()))
 """
@@ -234,6 +233,32 @@ def test_forced_again_everything_has_the_same_hash(finished: tuple[Path, str]) -
     assert len(before) == 27
 
 
+def test_dpo_runs_when_asked_and_stands_beside_ppo(finished: tuple[Path, str]) -> None:
+    """The second DVC file: it takes prepare, sft, reward and judge as they are, and changes nothing of the first."""
+    folder, printed = finished
+    assert stages_run(printed) == ["prepare", "sft", "reward", "judge", "ppo", "evaluate"]
+    lock = (folder / "dvc.lock").read_bytes()
+    done = run(folder, "dvc", "repro", "alternatives/dvc.yaml:evaluate_dpo")
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert stages_run(done.stdout) == ["alternatives/dvc.yaml:dpo", "alternatives/dvc.yaml:evaluate_dpo"]
+    assert (folder / "dvc.lock").read_bytes() == lock
+    assert "up to date" in run(folder, "dvc", "status", "dvc.yaml", "alternatives/dvc.yaml:evaluate_dpo").stdout
+    ppo, dpo = (json.loads((folder / f"metrics/{name}.json").read_text()) for name in ("evaluate", "evaluate_dpo"))
+    for mode in ("sampled", "greedy"):
+        assert list(dpo[mode]) == ["base", "dpo", "sft"]
+        assert all(dpo[mode][role] == ppo[mode][role] for role in ("base", "sft"))
+    header, first = (line.split("\t") for line in (folder / "plots/dpo.tsv").read_text().splitlines()[:2])
+    curve = dict(zip(header, first, strict=True))
+    assert float(curve["reward_chosen"]) == float(curve["reward_rejected"]) == float(curve["margin"]) == 0
+    assert names_this_machine(folder) == []
+    table = run(folder, sys.executable, "-m", "pipeline.summary", "dpo").stdout
+    assert "  policy  " in table and "  DPO  " in table
+    with edited(folder, {"dpo.epochs": 2}):
+        assert stages_run(run(folder, "dvc", "repro", "--dry").stdout) == []
+        planned = run(folder, "dvc", "repro", "--dry", "alternatives/dvc.yaml:evaluate_dpo").stdout
+    assert stages_run(planned) == ["alternatives/dvc.yaml:dpo"]
+
+
 @pytest.mark.parametrize(
     ("stage", "changes", "message"),
     [
@@ -333,29 +358,3 @@ def test_a_failed_stage_is_failed_in_mlflow(finished: tuple[Path, str]) -> None:
         assert run(folder, sys.executable, "-m", "stages.ppo").returncode == 1
     newest = newest_run(folder)
     assert (newest.info.run_name, newest.info.status) == ("ppo", "FAILED")
-
-
-def test_dpo_runs_when_asked_and_stands_beside_ppo(finished: tuple[Path, str]) -> None:
-    """The second DVC file: it takes prepare, sft, reward and judge as they are, and changes nothing of the first."""
-    folder, printed = finished
-    assert stages_run(printed) == ["prepare", "sft", "reward", "judge", "ppo", "evaluate"]
-    lock = (folder / "dvc.lock").read_bytes()
-    done = run(folder, "dvc", "repro", "alternatives/dvc.yaml:evaluate_dpo")
-    assert done.returncode == 0, done.stdout + done.stderr
-    assert stages_run(done.stdout) == ["alternatives/dvc.yaml:dpo", "alternatives/dvc.yaml:evaluate_dpo"]
-    assert (folder / "dvc.lock").read_bytes() == lock
-    assert "up to date" in run(folder, "dvc", "status", "dvc.yaml", "alternatives/dvc.yaml:evaluate_dpo").stdout
-    ppo, dpo = (json.loads((folder / f"metrics/{name}.json").read_text()) for name in ("evaluate", "evaluate_dpo"))
-    for mode in ("sampled", "greedy"):
-        assert list(dpo[mode]) == ["base", "dpo", "sft"]
-        assert all(dpo[mode][role] == ppo[mode][role] for role in ("base", "sft"))
-    header, first = (line.split("\t") for line in (folder / "plots/dpo.tsv").read_text().splitlines()[:2])
-    curve = dict(zip(header, first, strict=True))
-    assert float(curve["reward_chosen"]) == float(curve["reward_rejected"]) == float(curve["margin"]) == 0
-    assert names_this_machine(folder) == []
-    table = run(folder, sys.executable, "-m", "pipeline.summary", "dpo").stdout
-    assert "  policy  " in table and "  DPO  " in table
-    with edited(folder, {"dpo.epochs": 2}):
-        assert stages_run(run(folder, "dvc", "repro", "--dry").stdout) == []
-        planned = run(folder, "dvc", "repro", "--dry", "alternatives/dvc.yaml:evaluate_dpo").stdout
-    assert stages_run(planned) == ["alternatives/dvc.yaml:dpo"]

@@ -144,8 +144,9 @@ def last_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 def test_make_health_finds_nothing_in_the_committed_run(last_run: Path, capsys: pytest.CaptureFixture[str]) -> None:
     main()
     said = capsys.readouterr().out
-    assert re.search(r"Looked at sft \(\d+ steps\), reward \(\d+ steps\), judge \(\d+ steps\), ppo \(\d+ steps\)", said)
-    assert "Nothing found in sft, reward, judge, ppo." in said
+    looked = ", ".join(rf"{stage} \(\d+ steps\)" for stage in ("sft", "reward", "judge", "ppo", "dpo"))
+    assert re.search(f"Looked at {looked}", said)
+    assert "Nothing found in sft, reward, judge, ppo, dpo." in said
 
 
 def test_make_health_shows_findings_as_a_table(last_run: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -154,7 +155,7 @@ def test_make_health_shows_findings_as_a_table(last_run: Path, capsys: pytest.Ca
     main()
     said = capsys.readouterr().out
     assert all(rule in said for rule in ("no-gain", "answers-cut", "kl-negative"))
-    assert "Nothing found in reward, judge." in said
+    assert "Nothing found in reward, judge, dpo." in said
 
 
 def test_make_health_without_a_run_says_so(

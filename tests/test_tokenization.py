@@ -20,6 +20,8 @@ from pipeline.data.templates import PLAIN
 from pipeline.data.tokenization import ChatTokenizer
 from pipeline.data.turns import BadRow
 from pipeline.errors import BaseModelError, DataError, ParameterError, TrainingError
+from pipeline.params.reward_terms import LengthPenaltyTerm
+from pipeline.rewards import Rewards
 from pipeline.roles import Policy
 from pipeline.rollout import Sampling, generate
 from pipeline.tiny import tiny_tokenizer
@@ -66,7 +68,8 @@ def test_all_stages_see_the_same_ids(name: str, tmp_path: Path, make_backbone: C
     sampling = Sampling(4, chat.stop_ids, chunk=4, seed=0)
     questions = prompts(rows, chat)
     rollout = generate(policy, questions, sampling, step=3)
-    evaluated = answer(policy, {}, questions, sampling, chat, microbatch_size=4).rollout
+    rewards = Rewards([LengthPenaltyTerm(term="length_penalty", weight=1.0, target=4)], {}, questions, chat, None, 4)
+    evaluated = answer(policy, rewards, {}, questions, sampling, chat, microbatch_size=4).rollout
     for found in (rollout, evaluated):
         assert found.prompt_lengths_B.tolist() == [len(style.prompt)]
         assert found.tokens_BT[0, : len(style.prompt)].tolist() == style.prompt

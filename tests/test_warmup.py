@@ -14,11 +14,10 @@ from torch import Tensor, nn
 
 from pipeline import warmup_summary
 from pipeline.cartpole import ActorCritic, Episodes, cartpoles, greedy, rollout
+from pipeline.diagnosis.opening import untracked
 from pipeline.errors import ParameterError
 from pipeline.params.section import load_section, parse_section, read_params
 from pipeline.params.warmup import WarmupParams
-from pipeline.stage import Stage
-from pipeline.tracking import Tracker
 from pipeline.warmup import METHODS, Method, evaluate, ppo, reinforce, train
 from stages.warmup import warmup
 
@@ -157,7 +156,7 @@ def test_minibatches_are_whole() -> None:
 def test_stage_and_summary(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture) -> None:
     shutil.copy(ROOT / "recipes" / "smoke.yaml", tmp_path / "params.yaml")
     monkeypatch.chdir(tmp_path)
-    warmup(Stage("warmup", "warmup", 1, runtime(), Tracker()))
+    warmup(untracked("warmup", 1, runtime()))
     metrics = json.loads(Path("metrics/warmup.json").read_text())
     assert set(metrics) == set(METHODS) == set(warmup_summary.NAMES)
     assert 1 <= metrics["ppo"]["seed_1"]["sampled_min"] <= metrics["ppo"]["seed_1"]["sampled_mean"] <= 500

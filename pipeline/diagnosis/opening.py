@@ -7,10 +7,13 @@ import torch
 from pipeline.data.examples import Prompt, prompts
 from pipeline.data.prepared import read_prompts
 from pipeline.data.tokenization import ChatTokenizer
+from pipeline.health.report import HealthLog
 from pipeline.loop import Loop, open_loop
 from pipeline.params.ppo import PPOParams
 from pipeline.params.reward import RewardParams
+from pipeline.params.runtime import RuntimeParams
 from pipeline.stage import Stage
+from pipeline.tracking import Tracker
 
 
 @dataclass(frozen=True)
@@ -32,6 +35,12 @@ class Case:
         if policy.value_head is not None:
             for parameter in policy.value_head.parameters():
                 parameter.zero_()
+
+
+def untracked(name: str, seed: int, runtime: RuntimeParams) -> Stage:
+    """A stage of which nothing reaches MLflow: its tracker has no run."""
+    tracker = Tracker()
+    return Stage(name, name, seed, runtime, tracker, HealthLog(name, tracker, {}))
 
 
 def open_case(stage: Stage) -> Case:

@@ -117,7 +117,7 @@ class _ListeningPolicy:
 
     def __init__(self, policy: Policy):
         self.policy = policy
-        self.backbone = policy.backbone
+        self.device = policy.device
         self.heard: list[Sequences] = []
 
     def __call__(self, batch: Sequences) -> PolicyOutput:

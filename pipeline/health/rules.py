@@ -13,8 +13,8 @@ STEP_RULES = {
     "sft": (NOT_FINITE, LOSS_RISES),
     "reward": RANKING,
     "judge": RANKING,
-    "dpo": RANKING,
     "ppo": (NOT_FINITE, *LEARNING, *ANSWERS),
+    "dpo": RANKING,
 }
 RESULT_RULES = {"sft": (NO_GAIN,), "reward": (BEHIND_BASELINE,), "judge": (BEHIND_BASELINE,)}
 
