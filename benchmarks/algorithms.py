@@ -48,8 +48,12 @@ CHANGES = {
     "stop_kl": 0.05,
     "missing_eos_penalty": 0.0,
 }
-# nothing corrects it for answers of an older policy: one step per rollout, and a longer one
-OWN_CHANGES = {"reinforce": {"epochs": 1, "minibatch_size": 256, "lr": 5e-3}}
+OWN_CHANGES = {
+    # nothing corrects it for answers of an older policy: one step per rollout, and a longer one
+    "reinforce": {"epochs": 1, "minibatch_size": 256, "lr": 5e-3},
+    # the standard deviation of a few answers is noise, and dividing by it makes a nat relatively cheap
+    "grpo": {"group_size": 16, "kl_coef": 0.1},
+}
 # prompts of one kind are alike but for their key, so that each draws noise of its own
 PROMPTS = [Prompt(key, (), [6 + key % KINDS] * 3) for key in range(256)]
 
