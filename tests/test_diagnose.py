@@ -171,6 +171,13 @@ def test_a_comparison_says_where_it_is_off() -> None:
 # --- the command ---
 
 
+@pytest.fixture(autouse=True)
+def _one_thread(monkeypatch: pytest.MonkeyPatch) -> None:
+    """On models as small as these a second thread only waits, and on a busy machine for long."""
+    torch.set_num_threads(1)
+    monkeypatch.setattr(torch, "set_num_threads", lambda _: None)
+
+
 @pytest.fixture(scope="module")
 def world(tiny_folders: Callable[..., Path], tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("world")
