@@ -145,7 +145,19 @@ def test_a_reward_model_at_chance_is_neither_code_nor_setting() -> None:
     verdict = verdict_of(climb_with(sanity=Sanity(40, kinds)))
     assert verdict.status == SETTING and verdict.headline.startswith("REWARD MODEL")
     assert "rejected in 55% of 40 pairs; 63% would be more than chance" in verdict.next_steps[0]
-    assert "copied in 10%" in verdict.next_steps[1]
+    assert "copied in 10% of 40 pairs: PPO will find that out" in verdict.next_steps[1]
+
+
+def test_what_few_pairs_cannot_tell_is_a_note() -> None:
+    kinds = [Kind("chosen", 0.0, 1.0, 0.5), Kind("rejected", 0.0, 1.0, 0.83), Kind("shuffled", 0.0, 1.0, 0.6)]
+    verdict = verdict_of(climb_with(sanity=Sanity(24, kinds)))
+    assert verdict.status == SOUND
+    assert "shuffled in 60% of 24 pairs, which may be chance; 67% would not be" in verdict.notes[0]
+
+
+def test_a_reward_model_that_prefers_the_rejected_is_asked_about_its_data() -> None:
+    kinds = [Kind("chosen", 0.0, 1.0, 0.5), Kind("rejected", 1.0, 1.0, 0.1)]
+    assert "mixed up in the data" in Sanity(40, kinds).faults[0]
 
 
 def test_scores_without_spread_are_said() -> None:

@@ -141,9 +141,10 @@ def _recompute(step: Step, truth: Truth, cfg: PPOParams) -> _Recomputed:
         values_R = torch.zeros_like(row.logprobs_R) if weights.head is None else weights.head(states_RH)
         result.logprobs.append(row.logprobs_R.tolist())
         result.values.append(values_R.tolist())
-        row_loss: Scalar = 0.0
-        for token, logprob, value in zip(tokens, row.logprobs_R.double(), values_R.double(), strict=True):
-            row_loss = row_loss + loss(replace(token, logprob=logprob, value=value), cfg) / total
+        row_loss = torch.zeros((), dtype=torch.float64)
+        for token, logprob, value in zip(tokens, row.logprobs_R, values_R, strict=True):
+            by_logprob, by_value = _slopes(token, cfg)
+            row_loss = row_loss + (by_logprob * logprob + by_value * value) / total
         _add_gradients(gradients, leaves, row_loss)
     shown = rows_of(step.rehearsed)
     total = sum(len(answer) for _, answer in shown)
@@ -151,6 +152,20 @@ def _recompute(step: Step, truth: Truth, cfg: PPOParams) -> _Recomputed:
         row = answer_pass(truth.causal, weights.adapter, prompt, answer, temperature=1.0)
         _add_gradients(gradients, leaves, -cfg.ptx_coef * row.logprobs_R.double().sum() / total)
     return result
+
+
+def _slopes(token: Token, cfg: PPOParams) -> tuple[float, float]:
+    """What one token's loss changes by with its log-probability and its value, where the loop had them.
+
+    There, and not at the second computation's own numbers: near a clip, rounding would decide which branch counts.
+    """
+    logprob = torch.tensor(token.logprob, dtype=torch.float64, requires_grad=True)
+    value = torch.tensor(token.value, dtype=torch.float64, requires_grad=True)
+    term = loss(replace(token, logprob=logprob, value=value), cfg)
+    if not isinstance(term, Tensor):  # both losses are clipped
+        return 0.0, 0.0
+    by_logprob, by_value = torch.autograd.grad(term, (logprob, value), allow_unused=True, materialize_grads=True)
+    return float(by_logprob), float(by_value)
 
 
 def _add_gradients(gradients: dict[str, Tensor], leaves: dict[str, Tensor], row_loss: Tensor) -> None:

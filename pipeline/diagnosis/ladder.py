@@ -37,7 +37,7 @@ class Budget:
     answers: int = 16
     iterations: int = 5
     still_iterations: int = 2
-    pairs: int = 24
+    pairs: int = 40
 
 
 @dataclass(frozen=True)

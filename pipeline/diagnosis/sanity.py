@@ -43,23 +43,31 @@ class Sanity:
 
     @property
     def faults(self) -> list[str]:
-        """What is wrong with it, in words."""
+        """What is wrong with it, in words: it must tell rejected answers for sure, and may prefer no kind to the chosen ones."""
         others = self.kinds[1:]
         if all(kind.std < NO_SPREAD for kind in self.kinds):
             return ["its scores have no spread: every answer gets the same"]
         found = []
         for kind in others:
             if kind.name == "rejected" and kind.chosen_above < 1 - self.limit:
-                found.append(
-                    f"it prefers the rejected answers: chosen wins {kind.chosen_above:.0%} of {self.pairs} pairs; are chosen "
-                    "and rejected mixed up in the data?"
-                )
-            elif kind.chosen_above < self.limit:
-                found.append(
-                    f"chosen beats {kind.name} in {kind.chosen_above:.0%} of {self.pairs} pairs; "
-                    f"{self.limit:.0%} would be more than chance"
-                )
+                found.append(f"{self._seen(kind)}: it prefers the rejected; are the two mixed up in the data?")
+            elif kind.name == "rejected" and kind.chosen_above < self.limit:
+                found.append(f"{self._seen(kind)}; {self.limit:.0%} would be more than chance")
+            elif kind.chosen_above < 0.5:
+                found.append(f"{self._seen(kind)}: PPO will find that out")
         return found
+
+    @property
+    def doubts(self) -> list[str]:
+        """What so few pairs cannot tell."""
+        return [
+            f"Reward model: {self._seen(kind)}, which may be chance; {self.limit:.0%} would not be."
+            for kind in self.kinds[1:]
+            if kind.name != "rejected" and 0.5 <= kind.chosen_above < self.limit
+        ]
+
+    def _seen(self, kind: Kind) -> str:
+        return f"chosen beats {kind.name} in {kind.chosen_above:.0%} of {self.pairs} pairs"
 
 
 def check_reward_model(model: RewardModel, pairs: Sequence[Pair], tokenizer: ChatTokenizer, size: int) -> Sanity:

@@ -30,6 +30,7 @@ def judge(found: Climb, evaluate: EvaluateParams, warnings: list[str]) -> Verdic
     """
     decisive = [warning for warning in warnings if warning.split()[0] in DECISIVE]
     notes = [warning for warning in warnings if warning not in decisive]
+    notes += [] if found.sanity is None else found.sanity.doubts
     if found.deviating:
         first = found.deviating[0]
         steps = [f"Look at {first.module}: {first.name}, {first.found}."]
