@@ -25,7 +25,7 @@ from pipeline.params.section import load_section, parse_seed, read_params
 from pipeline.progress import ProgressBar, console
 from pipeline.randomness import derive_seed, prepare_torch
 from pipeline.stage import BASE_FILE, Stage, quiet_libraries
-from pipeline.tracking import Tracker
+from pipeline.tracking.tracker import Tracker
 
 WIDTH = 80
 STYLES = {"ok": "green", "unclear": "yellow", "setting": "yellow", "reward model": "yellow", "CODE": "bold red"}

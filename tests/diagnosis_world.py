@@ -18,7 +18,7 @@ from pipeline.loading import load_backbone
 from pipeline.params.runtime import RuntimeParams
 from pipeline.params.section import load_section
 from pipeline.stage import Stage
-from pipeline.tracking import Tracker
+from pipeline.tracking.tracker import Tracker
 from pipeline.weights import save_head
 
 WORDS = ["sun", "rain", "tea", "bread", "ink", "salt", "wool", "iron", "milk", "corn"]

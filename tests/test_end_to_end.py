@@ -32,7 +32,7 @@ from pipeline.opening import open_base, open_reward_model
 from pipeline.params.runtime import RuntimeParams
 from pipeline.params.section import load_section
 from pipeline.stage import Stage
-from pipeline.tracking import Tracker
+from pipeline.tracking.tracker import Tracker
 stage = Stage("evaluate", 0, load_section("runtime", RuntimeParams), Tracker())
 rows, _ = demonstrations(read_demonstrations(Path("prepared/sft.jsonl")), stage.tokenizer)
 print(float(open_reward_model(stage, open_base(stage), "{name}").score_all(rows, 4).mean()))

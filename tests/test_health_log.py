@@ -13,7 +13,7 @@ from pipeline.errors import DataError, TrainingError
 from pipeline.health.__main__ import main
 from pipeline.health.memory import out_of_memory
 from pipeline.health.report import HealthLog
-from pipeline.tracking import Tracker, start_run
+from pipeline.tracking.tracker import Tracker, start_run
 
 PARAMS = {"sft.lr": "0.001", "runtime.microbatch_size": "8"}
 BROKEN = {"loss": float("nan"), "non_finite_steps": 1.0}

@@ -18,7 +18,7 @@ from pipeline.errors import ParameterError
 from pipeline.params.section import load_section, parse_section, read_params
 from pipeline.params.warmup import WarmupParams
 from pipeline.stage import Stage
-from pipeline.tracking import Tracker
+from pipeline.tracking.tracker import Tracker
 from pipeline.warmup import METHODS, Method, evaluate, ppo, reinforce, train
 from stages.warmup import warmup
 
