@@ -38,6 +38,8 @@ from pipeline.tracking.spool import Entry
 
 # One request is tried once: whoever delivers tries again itself, and asks first what has arrived.
 os.environ.setdefault("MLFLOW_HTTP_REQUEST_MAX_RETRIES", "0")
+# At the end of a run MLflow prints the server's address, password and all.
+os.environ.setdefault("MLFLOW_SUPPRESS_PRINTING_URL_TO_STDOUT", "true")
 PIPELINE_KEY = "pipeline.key"
 SQLITE = "sqlite:///"
 RUN_KEY = "tracking.run"  # the name that the run has in the spool
