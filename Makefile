@@ -64,7 +64,7 @@ lint: setup
 
 # known faults of the locked packages; asks a registry about each of them
 audit:
-	@test -x .venv-audit/bin/pip-audit || { $(PYTHON) -m venv .venv-audit && .venv-audit/bin/python -m pip install --quiet --disable-pip-version-check pip-audit; }
+	@test -x .venv-audit/bin/pip-audit || { $(PYTHON) -m venv .venv-audit && .venv-audit/bin/python -m pip install --quiet --disable-pip-version-check pip-audit==2.10.1; }
 	.venv-audit/bin/pip-audit --disable-pip --no-deps --requirement requirements.lock
 
 # what MLflow has missed is sent to it now (docs/tracking.md)
