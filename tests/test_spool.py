@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from pipeline import sync_tracking
 from pipeline.tracking import tracker as tracker_module
 from pipeline.tracking.delivery import Courier, batches, deliver, deliver_earlier
 from pipeline.tracking.destination import Destination
@@ -104,14 +105,15 @@ def test_what_came_meanwhile_goes_in_one_request() -> None:
     def metrics(step: int, count: int, on: str = "run") -> Entry:
         return {"do": "metrics", "on": on, "step": step, "values": dict.fromkeys(map(str, range(count)), 1.0)}
 
-    entries = [metrics(0, 400), metrics(1, 600), metrics(2, 1), metrics(3, 1, "parent"), {"do": "tags"}, metrics(4, 1)]
+    tags = {"do": "tags"}
+    entries = [metrics(0, 400), metrics(1, 600), metrics(2, 1), metrics(3, 1, "parent"), tags, metrics(4, 1)]
     found = list(batches([(entry, 10 * number) for number, entry in enumerate(entries, 1)], 0))
-    assert [(len(batch), start, end) for batch, start, end in found] == [
-        (2, 0, 20),
-        (1, 20, 30),
-        (1, 30, 40),
-        (1, 40, 50),
-        (1, 50, 60),
+    assert [([start for _, start in batch], end) for batch, end in found] == [
+        ([0, 10], 20),
+        ([20], 30),
+        ([30], 40),
+        ([40], 50),
+        ([50], 60),
     ]
 
 
@@ -288,6 +290,31 @@ def test_steps_computed_again_after_a_resume_are_written_once(tmp_path: Path, mo
     assert again.run == killed.run and store.opened == [killed.run]
     assert store.steps == list(range(20))
     assert store.statuses == ["RUNNING", "KILLED", "RUNNING", "FINISHED"]
+
+
+def test_make_sync_tracking_says_what_it_delivered_and_what_is_left(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    store = Double(answers=0)
+    monkeypatch.setattr(
+        sync_tracking, "destination", lambda runtime: Destination("http://127.0.0.1:9", "e", tmp_path, 1)
+    )
+    monkeypatch.setattr(sync_tracking.Store, "connect", lambda uri, lock_file: store)
+    filled(tmp_path, "r1")
+    filled(tmp_path, "r2", ended=False)
+    with pytest.raises(SystemExit, match="1"):
+        sync_tracking.main()
+    said = "MLflow does not answer: away\nr1: 5 entries are left\nr2: 4 entries are left\n"
+    assert capsys.readouterr().out == said
+    store.answers = 3  # creation, its entry, the three steps in one; not the end
+    with pytest.raises(SystemExit, match="1"):
+        sync_tracking.main()
+    assert capsys.readouterr().out.endswith("r1: 1 entries are left\nr2: 4 entries are left\n")
+    store.answers = 100
+    sync_tracking.main()
+    said = "r1: 1 entries delivered\nr2: 5 entries delivered\nNothing is waiting: MLflow has everything.\n"
+    assert capsys.readouterr().out == said  # r2 never said how it ended: that is the fifth
+    assert store.steps == [0, 1, 2] * 2 and store.statuses == ["FINISHED", "KILLED"]
 
 
 def test_without_a_folder_for_spools_a_stage_goes_on(

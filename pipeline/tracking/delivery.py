@@ -3,6 +3,7 @@
 import threading
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace
+from typing import NamedTuple
 
 from filelock import Timeout
 
@@ -15,6 +16,13 @@ LONGEST_PAUSE = 60.0  # where nobody answers
 Tell = Callable[[str], None]
 
 
+class Placed(NamedTuple):
+    """An entry, and the byte of the spool at which it begins."""
+
+    entry: Entry
+    start: int
+
+
 def deliver(spool: Spool, store: Store, tell: Tell, again: bool = False) -> int:
     """Delivers what waits in a spool, whose lock the caller holds; how many entries arrived.
 
@@ -24,21 +32,21 @@ def deliver(spool: Spool, store: Store, tell: Tell, again: bool = False) -> int:
         Unavailable: the store stopped answering; what arrived until then is noted.
     """
     state = spool.delivered
-    arrived = 0
-    for batch, start, end in batches(spool.read(state.offset), state.offset):
-        if batch[0]["do"] == "create":
-            runs = store.open_runs(spool.run, batch[0])
+    before = len(state.held)
+    count = 0
+    for batch, end in batches(spool.read(state.offset), state.offset):
+        if batch[0].entry["do"] == "create":
+            runs = store.open_runs(spool.run, batch[0].entry)
             state = replace(state, run_id=runs.run, parent_id=runs.parent)
-        missing = _hand_over(batch, start, state, spool, store, tell)
-        arrived += len(batch) - len(missing)
-        state = replace(state, offset=end, held=(*state.held, *missing))
+        refused = _hand_over(batch, state, spool, store, tell)
+        state = replace(state, offset=end, held=(*state.held, *refused))
         spool.note(state)
+        count += len(batch)
     if again and state.held:
-        held = state.held
-        state = replace(state, held=tuple(_retry(held, state, spool, store, tell)))
-        arrived += len(held) - len(state.held)
+        held = [Placed(next(spool.read(start))[0], start) for start in state.held]
+        state = replace(state, held=tuple(_one_by_one(held, state, spool, store, tell)))
         spool.note(state)
-    return arrived
+    return count + before - len(state.held)
 
 
 def begin_anew_elsewhere(spool: Spool, store: Store) -> None:
@@ -52,55 +60,45 @@ def begin_anew_elsewhere(spool: Spool, store: Store) -> None:
         spool.note(Delivered())
 
 
-def batches(entries: Iterable[tuple[Entry, int]], offset: int) -> Iterator[tuple[list[Entry], int, int]]:
-    """(entries, first byte, byte after): metrics of one run that follow each other together, all else alone."""
-    batch: list[Entry] = []
-    start = end = offset
+def batches(entries: Iterable[tuple[Entry, int]], offset: int) -> Iterator[tuple[list[Placed], int]]:
+    """(entries, byte after): metrics of one run that follow each other together, all else alone."""
+    batch: list[Placed] = []
     for entry, after in entries:
         if batch and not _joins(batch, entry):
-            yield batch, start, end
-            batch, start = [], end
-        batch.append(entry)
-        end = after
+            yield batch, offset
+            batch = []
+        batch.append(Placed(entry, offset))
+        offset = after
     if batch:
-        yield batch, start, end
+        yield batch, offset
 
 
-def _joins(batch: list[Entry], entry: Entry) -> bool:
-    if entry["do"] != "metrics" or batch[0]["do"] != "metrics" or entry.get("on") != batch[0].get("on"):
+def _joins(batch: list[Placed], entry: Entry) -> bool:
+    first = batch[0].entry
+    if not entry["do"] == first["do"] == "metrics" or entry["on"] != first["on"]:
         return False
-    return sum(len(known["values"]) for known in (*batch, entry)) <= BATCH
+    return len(entry["values"]) + sum(len(known.entry["values"]) for known in batch) <= BATCH
 
 
-def _hand_over(batch: list[Entry], start: int, state: Delivered, spool: Spool, store: Store, tell: Tell) -> list[int]:
+def _hand_over(batch: list[Placed], state: Delivered, spool: Spool, store: Store, tell: Tell) -> list[int]:
     """Where the entries of the batch begin that the store refused. One bad entry does not cost the others."""
     try:
-        for note in store.deliver(batch, Runs(state.run_id, state.parent_id), spool.files):
+        for note in store.deliver([placed.entry for placed in batch], Runs(state.run_id, state.parent_id), spool.files):
             tell(note)
     except Refused as error:
         if len(batch) > 1:
-            return _retry(_starts(spool, start, len(batch)), state, spool, store, tell)
+            return _one_by_one(batch, state, spool, store, tell)
         if not state.held:
-            tell(f"MLflow did not take {_what(batch[0])} ({error}); it is kept, and tried again later.")
-        return [start]
+            tell(f"MLflow did not take {_what(batch[0].entry)} ({error}); it is kept, and tried again later.")
+        return [batch[0].start]
     return []
 
 
-def _retry(starts: Iterable[int], state: Delivered, spool: Spool, store: Store, tell: Tell) -> list[int]:
-    missing: list[int] = []
-    for start in starts:
-        entry, _ = next(spool.read(start))
-        missing += _hand_over([entry], start, replace(state, held=(*state.held, *missing)), spool, store, tell)
-    return missing
-
-
-def _starts(spool: Spool, start: int, count: int) -> list[int]:
-    found = [start]
-    for _, after in spool.read(start):
-        if len(found) == count:
-            break
-        found.append(after)
-    return found
+def _one_by_one(batch: list[Placed], state: Delivered, spool: Spool, store: Store, tell: Tell) -> list[int]:
+    refused: list[int] = []
+    for placed in batch:
+        refused += _hand_over([placed], replace(state, held=(*state.held, *refused)), spool, store, tell)
+    return refused
 
 
 def _what(entry: Entry) -> str:

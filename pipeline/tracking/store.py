@@ -34,6 +34,7 @@ from mlflow.utils.validation import (
 from sqlalchemy.exc import SQLAlchemyError
 
 from pipeline.masking import masked
+from pipeline.tracking.destination import SQLITE
 from pipeline.tracking.spool import Entry
 
 # One request is tried once: whoever delivers tries again itself, and asks first what has arrived.
@@ -41,7 +42,6 @@ os.environ.setdefault("MLFLOW_HTTP_REQUEST_MAX_RETRIES", "0")
 # At the end of a run MLflow prints the server's address, password and all.
 os.environ.setdefault("MLFLOW_SUPPRESS_PRINTING_URL_TO_STDOUT", "true")
 PIPELINE_KEY = "pipeline.key"
-SQLITE = "sqlite:///"
 RUN_KEY = "tracking.run"  # the name that the run has in the spool
 SERVED = "mlflow-artifacts:/"  # artifacts are where the server that is asked for them keeps them, on whatever machine
 FOREIGN_TO_NAMES = re.compile(r"[^\w\-. :/]")
