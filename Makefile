@@ -8,7 +8,7 @@ PYTHON ?= $(shell command -v python3.11 || echo python3)
 BIN := .venv/bin
 export PATH := $(CURDIR)/$(BIN):$(PATH)
 
-.PHONY: setup repro dpo warmup table health diagnose check-data test lint ui use clean
+.PHONY: setup repro dpo warmup table health diagnose check-data test lint audit sync-tracking ui use clean
 .DEFAULT_GOAL := repro
 
 setup: .venv/.complete
@@ -60,9 +60,19 @@ test: setup
 lint: setup
 	ruff format --check .
 	ruff check .
+	bandit --quiet --recursive --configfile pyproject.toml pipeline stages rewards
+
+# known faults of the locked packages; asks a registry about each of them
+audit:
+	@test -x .venv-audit/bin/pip-audit || { $(PYTHON) -m venv .venv-audit && .venv-audit/bin/python -m pip install --quiet --disable-pip-version-check pip-audit==2.10.1; }
+	.venv-audit/bin/pip-audit --disable-pip --no-deps --requirement requirements.lock
+
+# what MLflow has missed is sent to it now (docs/tracking.md)
+sync-tracking: setup
+	@python -m pipeline.sync_tracking
 
 ui: setup
-	mlflow ui --backend-store-uri sqlite:///mlflow.db --host 127.0.0.1 --port 5000
+	mlflow ui --backend-store-uri sqlite:///mlflow.db --artifacts-destination mlruns --host 127.0.0.1 --port 5000
 
 # make use RECIPE=smoke puts a recipe into params.yaml and shows what changes
 use: setup

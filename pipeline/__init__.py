@@ -12,5 +12,7 @@ os.environ.setdefault("GOMP_SPINCOUNT", "2000")
 os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
 # Forked tokenizer threads bring no speed at our sizes and print warnings.
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
+# MLflow tells its makers what it is used for; nobody here was asked. Read when it is imported.
+os.environ.setdefault("MLFLOW_DISABLE_TELEMETRY", "true")
 # bitsandbytes says at import that it could fetch faster kernels from a hub. It must not: pipeline/quantization.py says why.
 logging.getLogger("bitsandbytes").setLevel(logging.ERROR)

@@ -118,7 +118,7 @@ def _convert_gguf(gguf: Path, folder: Path) -> None:
     """GGUF -> a plain 16-bit folder. transformers takes about 20 s to read a GGUF, and cannot quantise what it reads."""
     print(f"Converting {gguf.name} to safetensors, once (about 20 s).", flush=True)
     with contextlib.redirect_stderr(io.StringIO()):  # a progress bar that cannot be turned off
-        source = AutoModelForCausalLM.from_pretrained(gguf.parent, gguf_file=gguf.name, dtype=torch.float32)
+        source = AutoModelForCausalLM.from_pretrained(gguf.parent, gguf_file=gguf.name, dtype=torch.float32)  # nosec B615  # a local folder
     settings = source.config.to_dict()
     for key in ("quantization_config", "dtype", *VOLATILE_KEYS):
         settings.pop(key, None)
@@ -126,7 +126,8 @@ def _convert_gguf(gguf: Path, folder: Path) -> None:
     target.load_state_dict({name: tensor.to(torch.bfloat16) for name, tensor in source.state_dict().items()})
     target.generation_config = source.generation_config
     target.save_pretrained(folder)
-    AutoTokenizer.from_pretrained(gguf.parent, gguf_file=gguf.name).save_pretrained(folder)
+    tokenizer = AutoTokenizer.from_pretrained(gguf.parent, gguf_file=gguf.name)  # nosec B615  # a local folder
+    tokenizer.save_pretrained(folder)
 
 
 def _cached(key: str, make: Callable[[Path], None]) -> Path:

@@ -23,7 +23,7 @@ def load_backbone(folder: Path, params: BaseParams, runtime: RuntimeParams, iden
     dtype = getattr(torch, params.dtype)
     attention = runtime.attention if runtime.attention != "auto" else ("sdpa" if device.type == "cuda" else "eager")
     try:
-        config = AutoConfig.from_pretrained(folder, trust_remote_code=params.trust_remote_code)
+        config = AutoConfig.from_pretrained(folder, trust_remote_code=params.trust_remote_code)  # nosec B615  # a local folder
         for key, value in config.to_dict().items():
             if "drop" in key and isinstance(
                 value, float
@@ -40,7 +40,7 @@ def load_backbone(folder: Path, params: BaseParams, runtime: RuntimeParams, iden
             with torch.device("meta"):
                 skeleton = AutoModelForCausalLM.from_config(config, trust_remote_code=params.trust_remote_code)
             check_shapes(skeleton, skipped={_output_head_name(skeleton)})
-        causal = AutoModelForCausalLM.from_pretrained(
+        causal = AutoModelForCausalLM.from_pretrained(  # nosec B615  # a local folder
             folder,
             config=config,
             dtype=dtype,

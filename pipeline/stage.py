@@ -26,7 +26,8 @@ from pipeline.params.runtime import RuntimeParams
 from pipeline.params.section import S, load_section, parse_seed, read_params
 from pipeline.progress import ProgressBar, console
 from pipeline.randomness import derive_seed, prepare_torch
-from pipeline.tracking import Tracker, find_output, start_run
+from pipeline.tracking.destination import destination
+from pipeline.tracking.tracker import Tracker, start_run
 
 BASE_FILE = Path("prepared/base.json")
 VERSIONS = ("torch", "transformers", "peft", "bitsandbytes")
@@ -160,9 +161,7 @@ def _start_tracking(name: str, runtime: RuntimeParams, definition: dict[str, lis
     }
     code = [hash_path(Path(folder)) for folder in ("pipeline", "stages", "rewards")]
     tracker = start_run(
-        uri=os.environ.get("MLFLOW_TRACKING_URI") or runtime.tracking_uri,
-        experiment=runtime.experiment,
-        lock_file=Path(".work/tracking.lock"),
+        destination(runtime),
         stage=name,
         pipeline_key=digest(raw, *(hash_path(source) for source in sources if source.exists()), *code),
         run_name=os.environ.get("DVC_EXP_NAME") or f"seed {raw.get('seed')}",
@@ -179,23 +178,8 @@ def _start_tracking(name: str, runtime: RuntimeParams, definition: dict[str, lis
             **{f"input:{path}": value for path, value in inputs.items()},
         },
     )
-    _link_upstream(tracker, inputs)
+    tracker.link(inputs, {package: version(package) for package in VERSIONS})
     return tracker
-
-
-def _link_upstream(tracker: Tracker, inputs: dict[str, str]) -> None:
-    """Names the run that made each input, and says where that was done with other versions."""
-    for path, content_hash in inputs.items():
-        maker = find_output(tracker, path, content_hash)
-        if maker is None:
-            continue
-        tracker.set_tags({f"upstream:{path}": maker.info.run_id})
-        for package in VERSIONS:
-            then, now = maker.data.tags.get(f"version.{package}"), version(package)
-            if then != now:
-                console.print(
-                    f"{path} was made with {package} {then}, this stage runs with {now}.", markup=False, style="yellow"
-                )
 
 
 def quiet_libraries() -> None:

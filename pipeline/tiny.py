@@ -38,7 +38,7 @@ def tiny_tokenizer(chat_template: str | None = CHATML) -> PreTrainedTokenizerFas
     backend = Tokenizer(models.BPE(vocab=vocabulary, merges=[]))
     backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     backend.decoder = decoders.ByteLevel()
-    tokenizer = PreTrainedTokenizerFast(
+    tokenizer = PreTrainedTokenizerFast(  # nosec B106  # tokens of text
         tokenizer_object=backend,
         bos_token="<|im_start|>",
         eos_token="<|im_end|>",
@@ -52,7 +52,7 @@ def tiny_tokenizer(chat_template: str | None = CHATML) -> PreTrainedTokenizerFas
 def tiny_model(family: str = "llama", vocab_size: int = 320, seed: int = 0, **overrides) -> PreTrainedModel:
     """A random float32 causal model of two layers; `family` is a model type of transformers."""
     shape = SHAPES.get(family, LLAMA_SHAPE) | {"vocab_size": vocab_size}
-    special = {"bos_token_id": 1, "eos_token_id": 2, "pad_token_id": 2}
+    special = {"bos_token_id": 1, "eos_token_id": 2, "pad_token_id": 2}  # nosec B105  # numbers of tokens
     config: PretrainedConfig = AutoConfig.for_model(family, **(shape | special | overrides))
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)

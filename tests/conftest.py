@@ -33,6 +33,7 @@ def runtime(**changes) -> RuntimeParams:
         "log_every": 1,
         "samples_every": 1,
         "tracking_uri": "sqlite:///mlflow.db",
+        "tracking_wait": 20,
         "experiment": "tests",
     }
     return RuntimeParams(**(settings | changes))

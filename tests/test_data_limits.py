@@ -38,6 +38,19 @@ def test_a_folder_is_read_whole_or_not_at_all(tmp_path: Path, capsys: pytest.Cap
         take(tmp_path / "data")
 
 
+def test_a_link_out_of_the_named_folder_is_not_followed(tmp_path: Path) -> None:
+    """Data that somebody else made must not bring in what lies elsewhere; a link within, and a link that is named, may be."""
+    write_rows(tmp_path / "private.jsonl", {"prompt": "q", "completion": "a"})
+    (tmp_path / "data" / "raw").mkdir(parents=True)
+    write_rows(tmp_path / "data" / "raw" / "a.jsonl", {"prompt": "r", "completion": "b"})
+    (tmp_path / "data" / "b.jsonl").symlink_to("raw/a.jsonl")
+    assert len(take(tmp_path / "data")[0]) == 2
+    (tmp_path / "data" / "c.jsonl").symlink_to("../private.jsonl")
+    with pytest.raises(DataError, match=r"c\.jsonl in .* is a link that leads out of that folder"):
+        take(tmp_path / "data")
+    assert len(take(tmp_path / "data" / "c.jsonl")[0]) == 1
+
+
 @pytest.mark.parametrize("fault", [PermissionError(13, "Permission denied"), OSError(36, "File name too long")])
 def test_what_cannot_be_opened_is_a_clean_error(
     fault: OSError, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

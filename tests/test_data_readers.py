@@ -4,13 +4,17 @@ import csv
 import gzip
 import json
 import re
+from collections.abc import Iterable
 from io import StringIO
 from pathlib import Path
+from typing import Any
 
+import datasets
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 from conftest import ROOT
+from datasets import load_dataset
 from taking import demonstration, pair, take, write_rows
 
 from pipeline.data.hub import hub_rows
@@ -243,7 +247,13 @@ def test_array_items_longer_than_a_chunk_are_whole() -> None:
 
 def test_hub_names_are_pinned() -> None:
     assert find_data("DATA", f"hf://org/name@{REVISION}:train[:10]") == [HubData("org/name", REVISION, "train[:10]")]
-    for name in ("hf://org/name", "hf://org/name:train", "hf://org/name@main", "hf://name@main:train"):
+    for name in (
+        "hf://org/name",
+        "hf://org/name:train",
+        "hf://org/name@main",
+        "hf://name@main:train",
+        "hf://../..@main:train",
+    ):
         with pytest.raises(DataError, match=r"must be written hf://org/name@revision:split, with the revision pinned"):
             find_data("DATA", name)
 
@@ -264,7 +274,7 @@ def test_hub_rows_are_streamed_and_numbered() -> None:
         return ROWS
 
     assert list(hub_rows(HubData("org/name", REVISION, "train"), load)) == [Row(n + 1, ROWS[n]) for n in range(3)]
-    assert asked == {"name": "org/name", "revision": REVISION, "split": "train", "streaming": True}
+    assert asked == {"name": "hf://datasets/org/name", "revision": REVISION, "split": "train", "streaming": True}
 
 
 def test_hub_faults_are_one_clean_error() -> None:
@@ -275,8 +285,22 @@ def test_hub_faults_are_one_clean_error() -> None:
         list(hub_rows(HubData("org/name", "1", "train"), load))
 
 
-def test_the_library_itself_reads_a_local_folder(tmp_path: Path) -> None:
-    """What load_dataset gives are rows as the other readers give them."""
+def test_what_the_library_gives_are_rows_as_the_other_readers_give_them(tmp_path: Path) -> None:
     as_parquet(tmp_path / "train.parquet", ROWS)
-    found = list(hub_rows(HubData(str(tmp_path), "1", "train")))
+
+    def load(name: str, **settings: Any) -> Iterable[dict[str, Any]]:
+        return load_dataset(str(tmp_path), **settings)
+
+    found = list(hub_rows(HubData("org/name", "1", "train"), load))
     assert [row.content for row in found] == ROWS
+
+
+def test_a_hub_name_never_reads_a_local_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """By itself load_dataset prefers a folder of that name to the hub."""
+    (tmp_path / "org" / "name").mkdir(parents=True)
+    as_parquet(tmp_path / "org" / "name" / "train.parquet", ROWS)
+    monkeypatch.chdir(tmp_path)
+    assert len(list(load_dataset("org/name", split="train", streaming=True))) == 3
+    monkeypatch.setattr(datasets.config, "HF_HUB_OFFLINE", True)
+    with pytest.raises(DataError, match=r"hf://org/name@1:train cannot be read"):
+        list(hub_rows(HubData("org/name", "1", "train")))

@@ -178,8 +178,8 @@ def test_mlflow_has_the_parent_its_children_and_their_lineage(finished: tuple[Pa
     assert len(client.get_metric_history(runs["ppo"].info.run_id, "score_mean")) == 3
     assert runs["ppo"].data.params["ppo.kl_coef"] == "0.02"
     assert "evaluate.sampled.policy.win_rate_judge.mean" in parent.data.metrics
-    samples = [item.path for item in client.list_artifacts(runs["ppo"].info.run_id, "samples")]
-    assert samples == ["samples/step_0000.json", "samples/step_0002.json"]
+    samples = folder / "mlruns/solo-rlhf" / runs["ppo"].info.run_id / "artifacts/samples"
+    assert sorted(file.name for file in samples.iterdir()) == ["step_0000.json", "step_0002.json"]
 
 
 @pytest.mark.parametrize("name", ["sft", "reward", "judge", "policy"])

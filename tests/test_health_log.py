@@ -13,7 +13,8 @@ from pipeline.errors import DataError, TrainingError
 from pipeline.health.__main__ import main
 from pipeline.health.memory import out_of_memory
 from pipeline.health.report import HealthLog
-from pipeline.tracking import Tracker, start_run
+from pipeline.tracking.spool import Spool
+from pipeline.tracking.tracker import Tracker
 
 PARAMS = {"sft.lr": "0.001", "runtime.microbatch_size": "8"}
 BROKEN = {"loss": float("nan"), "non_finite_steps": 1.0}
@@ -37,25 +38,25 @@ def test_a_finding_is_one_block_of_the_log_and_said_once(capsys: pytest.CaptureF
     assert len(said) == 4 and max(map(len, said)) <= 110
 
 
-def test_mlflow_has_each_finding_at_once_and_all_at_the_end(tmp_path: Path) -> None:
-    tracker = start_run(
-        f"sqlite:///{tmp_path}/mlflow.db", "tests", tmp_path / "lock", "sft", "key", "seed 1", {}, {}, {}
-    )
-    tags = lambda: tracker.client.get_run(tracker.run_id).data.tags  # noqa: E731
+def test_each_finding_is_sent_at_once_and_all_at_the_end(tmp_path: Path) -> None:
+    """What becomes of tags and files in MLflow is asked in test_tracking.py."""
+    tracker = Tracker(Spool(tmp_path, "run"))
     health = HealthLog("sft", tracker, PARAMS)
     with health.watching():
         health.step(row(0))
         health.step(row(1, **BROKEN))
-        assert tags()["health.not-finite"] == "step 1: not finite: loss"
-        assert "health" not in tags()
+        (found,) = (entry["tags"] for entry, _ in tracker.spool.read())
+        assert found == {"health.not-finite": "step 1: not finite: loss"}
         health.result(NO_GAIN)
-    tracker.end("FINISHED")
-    assert tags()["health"] == "not-finite, no-gain"
-    assert tags()["health.no-gain"] == "step 2: development loss 3.5 before, 3.6 after"
-    table = json.loads(Path(tracker.client.download_artifacts(tracker.run_id, "health.json")).read_text())
+    entries = [entry for entry, _ in tracker.spool.read()]
+    tags = {name: value for entry in entries if entry["do"] == "tags" for name, value in entry["tags"].items()}
+    assert tags["health"] == "not-finite, no-gain"
+    assert tags["health.no-gain"] == "step 2: development loss 3.5 before, 3.6 after"
+    (file,) = (entry["file"] for entry in entries if entry["do"] == "file")
+    assert file == "health.json"
+    table = json.loads((tracker.spool.files / file).read_text())
     assert table["columns"] == ["rule", "step", "seen", "cause", "change"]
     assert [found[:2] for found in table["data"]] == [["not-finite", 1], ["no-gain", 2]]
-    assert tracker.failures == 0
 
 
 class Tags(Tracker):

@@ -20,7 +20,8 @@ def hub_rows(data: HubData, load: Callable[..., Iterable[dict[str, Any]]] = load
     """
     disable_progress_bars()
     try:
-        rows = load(data.repository, revision=data.revision, split=data.split, streaming=True)
+        # without the prefix, a folder of that name that lies here would be read in its place
+        rows = load(f"hf://datasets/{data.repository}", revision=data.revision, split=data.split, streaming=True)
         for number, content in enumerate(rows, 1):
             yield Row(number, content)
     except (OSError, ValueError, DatasetsError, HTTPError) as error:

@@ -11,7 +11,7 @@ from pipeline.errors import DataError
 
 SUFFIXES = (".jsonl", ".jsonl.gz", ".json", ".parquet", ".csv")
 POINTER = ".hf"  # a text file of one line, hf://org/name@revision:split; DVC can follow a file but no hf:// address
-HUB_NAME = re.compile(r"hf://(?P<repository>[^/@:\s]+/[^/@:\s]+)@(?P<revision>[^@:\s]+):(?P<split>\S+)")
+HUB_NAME = re.compile(r"hf://(?P<repository>\w[\w.-]*/\w[\w.-]*)@(?P<revision>[^@:\s]+):(?P<split>\S+)")
 
 
 @dataclass(frozen=True)
@@ -81,6 +81,11 @@ def _files_in(key: str, place: Path) -> list[DataFile]:
         if not (place / file).is_file():
             raise DataError(
                 f"{_printable(file)} in {str(place)!r} is no file, or a link to nothing; mend it or take it away."
+            )
+        if not (place / file).resolve().is_relative_to(place.resolve()):
+            raise DataError(
+                f"{_printable(file)} in {str(place)!r} is a link that leads out of that folder, and who made the folder need not "
+                "be who owns what lies there; copy the file in its place (cp --dereference), or name the file itself."
             )
     return [DataFile(place / file, _printable(file)) for file in files]
 

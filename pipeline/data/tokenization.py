@@ -186,8 +186,9 @@ def load_tokenizer(
         ParameterError: the `tokens` parameters do not fit its template or its positions.
     """
     try:
-        tokenizer = AutoTokenizer.from_pretrained(folder, trust_remote_code=trust_remote_code)
-        config = AutoConfig.from_pretrained(folder, trust_remote_code=trust_remote_code).get_text_config()
+        tokenizer = AutoTokenizer.from_pretrained(folder, trust_remote_code=trust_remote_code)  # nosec B615  # a local folder
+        whole = AutoConfig.from_pretrained(folder, trust_remote_code=trust_remote_code)  # nosec B615  # a local folder
+        config = whole.get_text_config()
         configured = _configured_stops(folder)
     except (OSError, ValueError) as error:
         raise BaseModelError(
@@ -226,7 +227,7 @@ def _configured_stops(folder: Path) -> set[int]:
     """The end tokens of the generation config, where there is one."""
     if not (folder / "generation_config.json").is_file():
         return set()
-    configured = GenerationConfig.from_pretrained(folder).eos_token_id
+    configured = GenerationConfig.from_pretrained(folder).eos_token_id  # nosec B615  # a local folder
     return set(configured if isinstance(configured, list) else [configured]) - {None}
 
 

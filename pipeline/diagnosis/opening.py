@@ -13,7 +13,7 @@ from pipeline.params.ppo import PPOParams
 from pipeline.params.reward import RewardParams
 from pipeline.params.runtime import RuntimeParams
 from pipeline.stage import Stage
-from pipeline.tracking import Tracker
+from pipeline.tracking.tracker import Tracker
 
 
 @dataclass(frozen=True)

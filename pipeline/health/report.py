@@ -15,7 +15,7 @@ from pipeline.health.findings import Finding
 from pipeline.health.memory import OUT_OF_MEMORY, out_of_memory
 from pipeline.health.rules import find_in_result, step_watcher
 from pipeline.progress import console
-from pipeline.tracking import Tracker
+from pipeline.tracking.tracker import Tracker
 
 WIDTH = 110
 TAG = "health"

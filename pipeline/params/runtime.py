@@ -26,4 +26,7 @@ class RuntimeParams(Section):
     tracking_uri: str = param(
         "MLflow's database or server; the variable MLFLOW_TRACKING_URI goes before it", "sqlite:///mlflow.db"
     )
+    tracking_wait: float = param(
+        "seconds that a stage's end waits for MLflow; what it has not taken by then is sent later", 20.0, ge=0
+    )
     experiment: str = param("MLflow's experiment", "solo-rlhf")
