@@ -37,17 +37,27 @@ FOREIGN_TO_NAMES = re.compile(r"[^\w\-. :/]")
 
 @dataclass
 class Tracker:
-    """A stage's run. Without a run id (tracking could not start) it does nothing."""
+    """A stage's run. Without a run id (tracking could not start) it does nothing.
+
+    logged: the steps of each metric that an attempt before this one has sent. A stage that goes on from a checkpoint
+        computes some of its steps again, to the same bits: they are sent once (mlflow#4248).
+    """
 
     client: MlflowClient | None = None
     run_id: str | None = None
     parent_id: str | None = None
     failures: int = 0
+    logged: dict[str, set[int]] = field(default_factory=dict)
     _pending: list[RunOperations] = field(default_factory=list)
+
+    @property
+    def run(self) -> str | None:
+        """What `start_run` takes to go on with this run."""
+        return self.run_id
 
     def log_metrics(self, step: int, metrics: dict[str, float]) -> None:
         """One step's metrics in one asynchronous call; what is not finite is left out."""
-        batch = _metrics(metrics, step)
+        batch = [metric for metric in _metrics(metrics, step) if step not in self.logged.get(metric.key, ())]
         if batch and self.run_id is not None:
             with self._guarded("metrics"):
                 self._pending.append(self.client.log_batch(self.run_id, metrics=batch, synchronous=False))
@@ -121,8 +131,9 @@ def start_run(
     params: dict[str, str],
     parent_params: dict[str, str],
     tags: dict[str, str],
+    resume: str | None = None,
 ) -> Tracker:
-    """The stage's run, under the parent that has this pipeline key.
+    """The stage's run, under the parent that has this pipeline key. `resume` is `Tracker.run` of an attempt to go on with.
 
     Finding or making experiment and parent happens under a file lock: two stages that start at once must not make two,
     nor create the database twice.
@@ -138,11 +149,17 @@ def start_run(
             experiment_id = _experiment(client, experiment)
             parent = _parent(client, experiment_id, pipeline_key, run_name, parent_params)
         client.update_run(parent.info.run_id, status="RUNNING")
-        child = client.create_run(
-            experiment_id, run_name=stage, tags={MLFLOW_PARENT_RUN_ID: parent.info.run_id, **tags}
-        )
-        client.log_batch(child.info.run_id, params=_params(params))
-        tracker.client, tracker.run_id, tracker.parent_id = client, child.info.run_id, parent.info.run_id
+        child_tags = {MLFLOW_PARENT_RUN_ID: parent.info.run_id, **tags}
+        if resume is None:
+            resume = client.create_run(experiment_id, run_name=stage, tags=child_tags).info.run_id
+            client.log_batch(resume, params=_params(params))
+        else:
+            if client.get_run(resume).info.status == "RUNNING":
+                client.set_terminated(resume, "KILLED")  # what it was, before it is RUNNING again
+            client.update_run(resume, status="RUNNING")
+            client.log_batch(resume, tags=[RunTag(name, str(value)) for name, value in child_tags.items()])
+            tracker.logged = _logged(client, resume)
+        tracker.client, tracker.run_id, tracker.parent_id = client, resume, parent.info.run_id
     return tracker
 
 
@@ -160,6 +177,11 @@ def find_output(tracker: Tracker, name: str, content_hash: str) -> Run | None:
         )
         return found[0] if found else None
     return None
+
+
+def _logged(client: MlflowClient, run_id: str) -> dict[str, set[int]]:
+    names = client.get_run(run_id).data.metrics
+    return {name: {metric.step for metric in client.get_metric_history(run_id, name)} for name in names}
 
 
 def _experiment(client: MlflowClient, name: str) -> str:
