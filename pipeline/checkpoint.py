@@ -69,7 +69,9 @@ def write_checkpoint(folder: Path, checkpoint: Checkpoint) -> Path:
         partial.mkdir(parents=True)
         for name, content in files.items():
             write_bytes(partial / name, content)
-        write_bytes(partial / MANIFEST, json.dumps(_manifest(checkpoint, files), indent=2).encode())
+        manifest = _manifest(checkpoint, files)
+        sealed = {"manifest": manifest, "sha256": _hash_json(manifest)}
+        write_bytes(partial / MANIFEST, json.dumps(sealed, indent=2).encode())
         sync_folder(partial)
         partial.rename(place)
         sync_folder(folder)
@@ -85,7 +87,10 @@ def read_checkpoint(place: Path, parts: Collection[str]) -> Checkpoint:
         CheckpointError: a file is missing or is not what was written, or a part is missing or unknown.
     """
     try:
-        manifest = json.loads((place / MANIFEST).read_bytes())
+        sealed = json.loads((place / MANIFEST).read_bytes())
+        manifest = sealed["manifest"]
+        if _hash_json(manifest) != sealed["sha256"]:
+            raise CheckpointError(f"{place / MANIFEST} has other bytes than were written.")
         if manifest["format"] != FORMAT:
             raise CheckpointError(f"{place} has format {manifest['format']}, not {FORMAT}.")
         files = {name: _read(place / name, **written) for name, written in manifest["files"].items()}
@@ -125,6 +130,10 @@ def _manifest(checkpoint: Checkpoint, files: dict[str, bytes]) -> dict[str, Any]
             for name, content in files.items()
         },
     }
+
+
+def _hash_json(content: Any) -> str:
+    return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
 
 
 def _read(file: Path, size: int, sha256: str) -> bytes:
