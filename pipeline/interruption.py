@@ -9,11 +9,14 @@ import ctypes
 import os
 import signal
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from types import FrameType
 
 PR_SET_PDEATHSIG = 1  # linux/prctl.h
 # Not SIGTERM: where a whole process group is ended, the parent's death must not count as the second signal.
 PARENT_DIED = signal.SIGUSR2
+STOPPING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
 class Interrupted(BaseException):
@@ -41,21 +44,32 @@ class _Asked:
     waits_for_poll = True
 
 
-def listen() -> None:
-    """From now on signals are answered as this module says, at polls; under DVC, the death of DVC is one.
+@contextmanager
+def listening() -> Iterator[None]:
+    """Answers signals as this module says, at polls; where DVC runs the process, the death of DVC is one.
 
     Raises:
         Interrupted: DVC has died already.
     """
+    before = {number: signal.getsignal(number) for number in (*STOPPING, PARENT_DIED)}
+    for number, answer in before.items():
+        if answer is not signal.SIG_IGN:  # `nohup` ignores SIGHUP, and a shell's `&` SIGINT: that is to stay
+            signal.signal(number, _answer)
     _Asked.received, _Asked.waits_for_poll = None, True
-    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, PARENT_DIED):
-        if signal.getsignal(number) is not signal.SIG_IGN or number in (signal.SIGTERM, PARENT_DIED):
-            signal.signal(number, _answer)  # `nohup` ignores SIGHUP, and a shell's `&` SIGINT: that is to stay
-    if "DVC_STAGE" in os.environ and sys.platform == "linux":
-        ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, int(PARENT_DIED))
-        # DVC runs a stage in its own process group; whoever takes over an orphan is in another
-        if os.getpgid(os.getppid()) != os.getpgid(0):
-            raise Interrupted(PARENT_DIED)
+    under_dvc = "DVC_STAGE" in os.environ and sys.platform == "linux"
+    try:
+        if under_dvc:
+            _tell_of_parents_death(PARENT_DIED)
+            # DVC runs a stage in its own process group; whoever takes over an orphan is in another
+            if os.getpgid(os.getppid()) != os.getpgid(0):
+                raise Interrupted(PARENT_DIED)
+        yield
+    finally:
+        if under_dvc:
+            _tell_of_parents_death(0)
+        _Asked.received = None
+        for number, answer in before.items():
+            signal.signal(number, answer)
 
 
 def stop_anywhere() -> None:
@@ -81,6 +95,11 @@ def poll() -> None:
     """
     if _Asked.received is not None:
         raise Interrupted(_Asked.received)
+
+
+def _tell_of_parents_death(by: int) -> None:
+    """Asks the kernel for a signal when the parent dies; 0 for none. It comes once for each thread that the parent has."""
+    ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, int(by))
 
 
 def _answer(number: int, _: FrameType | None) -> None:

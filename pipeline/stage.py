@@ -158,8 +158,7 @@ def run_stage(name: str, body: Callable[[Stage], None], section: str | None = No
     """
     quiet_libraries()
     try:
-        interruption.listen()
-        with _alone(name) as folder:
+        with interruption.listening(), _alone(name) as folder:
             _run_alone(name, body, section or name, folder)
             shutil.rmtree(folder)
     except UserError as error:

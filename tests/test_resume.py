@@ -1,8 +1,10 @@
 """A straight run and one that was stopped at any place give the same bytes: weights, heads, curves."""
 
 import json
+import os
 import random
 import shutil
+import signal
 from collections.abc import Callable, Iterator
 from itertools import count
 from pathlib import Path
@@ -14,13 +16,17 @@ import torch
 from torch import Tensor
 from worlds import PROMPTS, SAMPLING, World, lengths_B, ppo_params
 
+from pipeline import interruption
 from pipeline.algorithms import algorithm_of
 from pipeline.backbone import Backbone
 from pipeline.batch import Batch, Pairs
+from pipeline.checkpoint import read_checkpoint
 from pipeline.comparison import Answers
 from pipeline.data.examples import epochs_of, sequences
 from pipeline.development import Development
+from pipeline.errors import TrainingError
 from pipeline.heads import reward_head
+from pipeline.interruption import Interrupted
 from pipeline.objectives.offline import bradley_terry, dpo, sft
 from pipeline.objectives.terms import Terms
 from pipeline.offline import train_offline
@@ -31,14 +37,14 @@ from pipeline.randomness import RandomStates
 from pipeline.recovery import Recovery
 from pipeline.roles import Policy, RewardModel
 from pipeline.rollout import generate
-from pipeline.update import Optimizer, ParameterGroup, Rehearsal, cosine_to_tenth
+from pipeline.update import Optimizer, ParameterGroup, Rehearsal, cosine_to_tenth, finite
 from pipeline.weights import hash_tensors
 
 DROPOUT = LoraParams(r=4, alpha=8.0, dropout=0.3, targets="all-linear")
 ROWS = sequences([([5 + n] * (2 + n % 4), [40 + n, 60 + n, 2][n % 3 :]) for n in range(7)])
 OTHERS = sequences([([5 + n] * (2 + n % 4), [140 + n, 160 + n, 2][n % 2 :]) for n in range(7)])
 PAIRS = Pairs(ROWS, OTHERS)
-Run = Callable[[Recovery], str]
+Run = Callable[..., str]
 """A whole training in a world of its own; a hash of all that it leaves."""
 
 
@@ -49,7 +55,7 @@ class Curves:
         self.rows: list[dict[str, Any]] = []
 
     def log(self, step: int, stats: dict[str, float], *_: object) -> None:
-        self.rows.append({"step": step, **stats})
+        self.rows.append({"step": step, **finite(stats)})
 
     def state_dict(self) -> dict[str, Any]:
         return {"rows": list(self.rows)}
@@ -82,9 +88,8 @@ def offline(make_backbone: Callable[..., Backbone], stage: str, tmp_path: Path) 
     """Two epochs over seven rows in batches of three: six steps."""
     start = make_backbone(lora=DROPOUT)
     start.save_adapter("sft", tmp_path / "sft")
-    serial = count()
 
-    def run(recovery: Recovery, hook: Callable[[], None] = lambda: None) -> str:
+    def run(recovery: Recovery, hook: Callable[[Optimizer], None] = lambda _: None) -> str:
         torch.manual_seed(1)  # as a stage does at its start
         backbone = make_backbone(adapters=())
         torch.manual_seed(1)
@@ -104,7 +109,7 @@ def offline(make_backbone: Callable[..., Backbone], stage: str, tmp_path: Path) 
             data = with_reference(PAIRS, Policy(backbone, "sft", 1.0, 16), 3, 4, 2)
 
         def objective(output: Any, batch: Any) -> Terms:
-            hook()
+            hook(optimizer)
             if stage == "sft":
                 return sft(output.logprobs_BR, batch.response_mask_BR)
             if stage == "reward":
@@ -117,7 +122,6 @@ def offline(make_backbone: Callable[..., Backbone], stage: str, tmp_path: Path) 
         train_offline(
             model, epochs_of(data, 3, 2, 4), optimizer, objective, 2, dropout, curves.log, recovery.hold(curves=curves)
         )
-        next(serial)
         return leaves(backbone, "mine", optimizer, curves)
 
     return run
@@ -135,7 +139,7 @@ def online(make_backbone: Callable[..., Backbone], algorithm: str) -> Run:
         """A user's function that draws numbers of its own."""
         return [len(text) + random.random() + np.random.rand() for text in responses], 0.1
 
-    def run(recovery: Recovery, hook: Callable[[], None] = lambda: None) -> str:
+    def run(recovery: Recovery, hook: Callable[[Optimizer], None] = lambda _: None) -> str:
         random.seed(1), np.random.seed(1)
         world = World(make_backbone, cfg)
         if algorithm != "ppo":
@@ -144,7 +148,7 @@ def online(make_backbone: Callable[..., Backbone], algorithm: str) -> Run:
         curves, seen = Curves(), []
 
         def score(rollout: Any) -> Tensor:
-            hook()
+            hook(optimizer)
             return lengths_B(rollout) + random.random() + float(np.random.rand())
 
         def sample() -> tuple[Answers, Tensor]:
@@ -206,3 +210,120 @@ def test_reinforcement_goes_on_from_any_place(
     assert list(resumed_everywhere(run, tmp_path, only)) == [
         (number, True) for number in range(1, places + 1) if only(number)
     ]
+
+
+@pytest.mark.parametrize(("microbatch", "done"), [(1, 0), (2, 1), (4, 2), (5, 3), (6, 3), (9, 5)])
+def test_a_signal_in_the_middle_of_a_step_costs_nothing(
+    make_backbone: Callable[..., Backbone], tmp_path: Path, microbatch: int, done: int
+) -> None:
+    """Dropout has drawn from its generator, gradients are half summed: the state of the last step is what is written.
+
+    Seven rows in batches of three: steps of 2, 2, 1, 2, 2, 1 micro-batches.
+    """
+    run = offline(make_backbone, "sft", tmp_path)
+    straight = run(recovery(tmp_path / "straight", every=10**6))
+    calls = count(1)
+
+    def killed(_: Optimizer) -> None:
+        if next(calls) == microbatch:
+            os.kill(os.getpid(), signal.SIGTERM)
+
+    stopped = recovery(tmp_path / "stopped", every=10**6)
+    with interruption.listening(), pytest.raises(Interrupted, match="SIGTERM"):
+        run(stopped, killed)
+    told = stopped.save()
+    assert told == (f"after step {done}, which is kept in {tmp_path / 'stopped'}" if done else None)
+    assert run(recovery(tmp_path / "stopped")) == straight
+
+
+@pytest.mark.parametrize("score_call", [1, 2])
+def test_a_signal_in_a_rollout_or_its_evaluation_costs_the_rollout_alone(
+    make_backbone: Callable[..., Backbone], tmp_path: Path, score_call: int
+) -> None:
+    """Scores have been drawn from generators and merged into the running moments; neither may be seen on resume."""
+    run = online(make_backbone, "ppo")
+    straight = run(recovery(tmp_path / "straight", every=10**6))
+    calls = count(1)
+
+    def killed(_: Optimizer) -> None:
+        if next(calls) == score_call:
+            interruption.wait_for_polls()
+            os.kill(os.getpid(), signal.SIGINT)
+
+    stopped = recovery(tmp_path / "stopped", every=10**6)
+    with interruption.listening(), pytest.raises(Interrupted, match="SIGINT"):
+        run(stopped, killed)
+    stopped.save()
+    # the next poll is in the update: the rollout is evaluated by then, which is the 1st, or after 1 + 4 + 1 the 7th place
+    assert [place.name for place in (tmp_path / "stopped").glob("step-*")] == [f"step-00000{6 * score_call - 5}"]
+    assert run(recovery(tmp_path / "stopped")) == straight
+
+
+def flip(file: Path) -> None:
+    """One bit of the byte in the middle."""
+    content = bytearray(file.read_bytes())
+    content[len(content) // 2] ^= 4
+    file.write_bytes(content)
+
+
+def test_of_damaged_checkpoints_the_one_before_is_used_and_without_one_the_start(
+    make_backbone: Callable[..., Backbone], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run = offline(make_backbone, "sft", tmp_path)
+    folder = tmp_path / "run"
+    straight = run(recovery(folder))
+    assert sorted(place.name for place in folder.iterdir()) == ["step-000005", "step-000006"]
+    flip(folder / "step-000006" / "state.safetensors")
+    capsys.readouterr()
+    assert run(recovery(folder, every=10**6)) == straight
+    said = capsys.readouterr().out
+    assert "step-000006/state.safetensors has other bytes than were written. It is not used." in said
+    assert f"test: goes on after step 5, from {folder}." in said
+    (folder / "step-000005" / "manifest.json").unlink()
+    assert run(recovery(folder, every=10**6)) == straight
+    assert "test: no checkpoint is sound: it starts from the beginning." in capsys.readouterr().out
+
+
+def test_a_checkpoint_is_due_after_so_many_steps_or_so_much_time(
+    make_backbone: Callable[..., Backbone], tmp_path: Path
+) -> None:
+    run = offline(make_backbone, "sft", tmp_path)
+    run(recovery(tmp_path / "steps", every=4))
+    assert [place.name for place in (tmp_path / "steps").iterdir()] == ["step-000004"]
+    now = count(start=0, step=10)  # asked once at the start, once at each step, once after each checkpoint
+    timed = Recovery("test", tmp_path / "time", 10**6, 25, {}, lambda: None, clock=lambda: float(next(now)))
+    run(timed.hold(random=RandomStates()))
+    assert sorted(place.name for place in (tmp_path / "time").iterdir()) == ["step-000003", "step-000006"]
+
+
+def test_what_may_change_the_last_bits_is_said(
+    make_backbone: Callable[..., Backbone], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run = offline(make_backbone, "sft", tmp_path)
+    for threads in ("2", "4"):
+        run(
+            Recovery("test", tmp_path / "run", 4, 1e9, {"runtime.threads": threads}, lambda: None).hold(
+                r=RandomStates()
+            )
+        )
+    assert "runtime.threads was 2 until there and is 4 now: the last bits may differ." in capsys.readouterr().out
+
+
+def test_nan_in_a_gradient_fails_with_the_last_good_checkpoint(
+    make_backbone: Callable[..., Backbone], tmp_path: Path
+) -> None:
+    """Report MakazhanAlpamys/Soup#532. From the third step on every gradient is NaN: three such steps, and it ends."""
+    run = offline(make_backbone, "sft", tmp_path)
+    calls = count(1)
+
+    def poisoned(optimizer: Optimizer) -> None:
+        if next(calls) == 5:  # the third step's only micro-batch
+            optimizer.parameters[0].register_hook(lambda gradient: gradient * float("nan"))
+
+    stopped = recovery(tmp_path / "run", every=10**6)
+    with pytest.raises(TrainingError, match=r"not finite 3 steps in a row \(loss \d.*Lower the learning rate"):
+        run(stopped, poisoned)
+    assert stopped.save() == f"after step 4, which is kept in {tmp_path / 'run'}"
+    state = read_checkpoint(tmp_path / "run" / "step-000004", ["random", "curves", "optimizer"]).state
+    assert state["optimizer"]["non_finite_in_a_row"] == 2
+    assert all(torch.isfinite(weight).all() for weight in state["optimizer"]["weights"]["adapter"])
