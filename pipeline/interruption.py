@@ -114,4 +114,4 @@ def _answer(number: int, _: FrameType | None) -> None:
     if not _Asked.waits_for_poll:
         raise Interrupted(received)
     # not print: a handler may come in the middle of one
-    os.write(sys.stderr.fileno(), f"{received.name}: stopping where nothing is lost; once more: at once.\n".encode())
+    os.write(2, f"{received.name}: stopping where nothing is lost; once more: at once.\n".encode())

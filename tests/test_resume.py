@@ -19,12 +19,13 @@ from worlds import PROMPTS, SAMPLING, World, lengths_B, ppo_params
 from pipeline import interruption
 from pipeline.algorithms import algorithm_of
 from pipeline.backbone import Backbone
-from pipeline.batch import Batch, Pairs
+from pipeline.batch import Batch, Pairs, Rollout
 from pipeline.checkpoint import read_checkpoint
 from pipeline.comparison import Answers
 from pipeline.data.examples import epochs_of, sequences
 from pipeline.development import Development
 from pipeline.errors import TrainingError
+from pipeline.evaluation import Score
 from pipeline.heads import reward_head
 from pipeline.interruption import Interrupted
 from pipeline.objectives.offline import bradley_terry, dpo, sft
@@ -127,17 +128,13 @@ def offline(make_backbone: Callable[..., Backbone], stage: str, tmp_path: Path) 
     return run
 
 
-def online(make_backbone: Callable[..., Backbone], algorithm: str) -> Run:
+def online(make_backbone: Callable[..., Backbone], algorithm: str, score: Score = lengths_B) -> Run:
     """Two iterations of two epochs over two minibatches, with everything on that has a state."""
     settings = {"group_size": 4, "watch_every": 1, "keep": "best", "keep_max_kl": 100.0, "stop_kl": None}
     settings |= {"kl_target": 0.5, "kl_horizon": 50, "normalize_scores": True, "ptx_coef": 0.5, "algorithm": algorithm}
     if algorithm in ("ppo", "reinforce"):
         settings |= {"critic_warmup": 1} if algorithm == "ppo" else {}
     cfg = ppo_params(**settings)
-
-    def drawn(prompts: list[str], responses: list[str]) -> tuple[list[float], float]:
-        """A user's function that draws numbers of its own."""
-        return [len(text) + random.random() + np.random.rand() for text in responses], 0.1
 
     def run(recovery: Recovery, hook: Callable[[Optimizer], None] = lambda _: None) -> str:
         random.seed(1), np.random.seed(1)
@@ -147,9 +144,10 @@ def online(make_backbone: Callable[..., Backbone], algorithm: str) -> Run:
         optimizer = optimizer_for(world.policy, cfg)
         curves, seen = Curves(), []
 
-        def score(rollout: Any) -> Tensor:
+        def drawing(rollout: Rollout) -> Tensor:
+            """As a user's function may: from generators that nobody has keyed."""
             hook(optimizer)
-            return lengths_B(rollout) + random.random() + float(np.random.rand())
+            return score(rollout) + random.random() + float(np.random.rand())
 
         def sample() -> tuple[Answers, Tensor]:
             rollout = generate(world.policy, PROMPTS[:3], SAMPLING, step=0)
@@ -159,7 +157,7 @@ def online(make_backbone: Callable[..., Backbone], algorithm: str) -> Run:
         train_online(
             world.policy,
             world.reference,
-            score,
+            drawing,
             prompts_in_turn(PROMPTS, cfg, 3),
             optimizer,
             algorithm_of(cfg),
@@ -327,3 +325,20 @@ def test_nan_in_a_gradient_fails_with_the_last_good_checkpoint(
     state = read_checkpoint(tmp_path / "run" / "step-000004", ["random", "curves", "optimizer"]).state
     assert state["optimizer"]["non_finite_in_a_row"] == 2
     assert all(torch.isfinite(weight).all() for weight in state["optimizer"]["weights"]["adapter"])
+
+
+def test_nan_in_a_score_fails_with_the_last_good_checkpoint(
+    make_backbone: Callable[..., Backbone], tmp_path: Path
+) -> None:
+    """From the second rollout on scores are NaN: nothing is learnt from them, and the first iteration is not lost."""
+    calls = count(1)
+    run = online(
+        make_backbone, "ppo", score=lambda rollout: lengths_B(rollout) * (float("nan") if next(calls) == 2 else 1)
+    )
+    stopped = recovery(tmp_path / "run", every=10**6)
+    with pytest.raises(TrainingError, match="A score is not finite: nothing is learnt from it"):
+        run(stopped)
+    assert stopped.save() == f"after iteration 1, which is kept in {tmp_path / 'run'}"
+    parts = ["random", "curves", "development", "optimizer", "place", "normalize"]
+    state = read_checkpoint(tmp_path / "run" / "step-000006", parts).state
+    assert state["normalize"]["count"] == 8  # the first rollout's scores alone
