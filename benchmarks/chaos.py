@@ -3,7 +3,7 @@
     python -m benchmarks.chaos --kills 20 --signal KILL
     python -m benchmarks.chaos --kills 20 --signal TERM
 
-Each kill hits a stage that trains, at a moment drawn from the time that the stage takes: the stage's process alone, DVC's
+Each kill hits one of the stages that train, at a moment drawn from the time that it takes: the stage's process alone, DVC's
 alone, or the whole process group. Then `dvc repro` is started again. At the end all outputs must have the hashes of an
 undisturbed run, and MLflow one run per stage, in which each metric has each step once.
 """
@@ -40,13 +40,13 @@ class Kill:
     """One kill, and what the next run said of it.
 
     after: seconds from the moment at which the stage had its lock.
-    went_on: the place from which the stage was taken up; None where it started over.
+    went_on: the place from which the stage was taken up.
     """
 
     stage: str
     target: str
     after: float
-    went_on: str | None
+    went_on: str
 
 
 def clone_to(folder: Path) -> Path:
@@ -89,6 +89,10 @@ class Chain:
                 return stage, int(text)
         return None
 
+    def trains(self, stage: str) -> bool:
+        """Whether it has a checkpoint."""
+        return any((self.folder / ".work" / stage).glob("*/step-*[0-9]"))
+
     def send(self, number: signal.Signals, target: str, stage_pid: int) -> None:
         """A signal, and the end of all that it should end."""
         if target == "stage":
@@ -110,65 +114,95 @@ def alive(pid: int) -> bool:
         return False
 
 
-def durations(printed: str) -> dict[str, float]:
-    """Stage -> seconds, from its last line."""
-    return {stage: float(seconds) for stage, seconds in re.findall(r"^(\w+): done in (\d+) s", printed, re.M)}
+def lengths(chain: Chain) -> dict[tuple[str, bool], float]:
+    """Follows an undisturbed run: the seconds from a stage's lock (False) or its first checkpoint (True) to its end."""
+    since: dict[tuple[str, bool], float] = {}
+    ends: dict[str, float] = {}
+    while chain.process.poll() is None:
+        if working := chain.working_stage():
+            stage, now = working[0], time.monotonic()
+            ends[stage] = now
+            since.setdefault((stage, False), now)
+            if chain.trains(stage):
+                since.setdefault((stage, True), now)
+        time.sleep(0.01)
+    if chain.process.returncode:
+        raise SystemExit(chain.printed)
+    return {key: ends[key[0]] - started for key, started in since.items()}
 
 
 def disturbed(
-    folder: Path, kills: int, number: signal.Signals, seconds: dict[str, float], rng: random.Random
+    folder: Path, kills: int, number: signal.Signals, seconds: dict[tuple[str, bool], float], rng: random.Random
 ) -> list[Kill]:
-    """Runs the chain to its end with so many kills on the way, as many in each stage."""
+    """Runs the chain to its end with so many kills on the way, about as many in each stage.
+
+    Two of three moments are counted from the stage's first checkpoint: the smoke recipe trains for a part of a second.
+    """
     done: list[Kill] = []
-    open_kill: tuple[str, str, float] | None = None
+    last: tuple[str, str, float] | None = None  # a kill of which the next run has yet to say something
     options: tuple[str, ...] = ()
     while True:
         chain = Chain(folder, *options)
-        options, killed = (), False
-        tried: set[int] = set()  # processes that came to their end before their moment did
-        while chain.process.poll() is None:
-            working = chain.working_stage()
-            if working is None or working[1] in tried:
-                time.sleep(0.02)
-                continue
-            stage, pid = working
-            tried.add(pid)
-            if len(done) + (open_kill is not None) >= kills or quota_used(done, open_kill, stage, kills):
-                continue
-            after = rng.uniform(0, seconds[stage])
-            until = time.monotonic() + after
-            while time.monotonic() < until and alive(pid):
-                time.sleep(0.01)
-            if alive(pid):
-                if open_kill is not None:
-                    done.append(Kill(*open_kill, went_on(chain.printed, open_kill[0])))
-                open_kill = (stage, rng.choice(TARGETS), after)
-                chain.send(number, open_kill[1], pid)
-                killed = True
-                print(f"{len(done) + 1:2d}. {stage}, {open_kill[1]}, after {after:.1f} s", flush=True)
-                break
-        if killed:
-            continue
-        if chain.process.returncode:
+        hit = None
+        if len(done) + (last is not None) < kills:
+            hit = kill_once(
+                chain, number, seconds, rng, [kill.stage for kill in done] + ([last[0]] if last else []), kills
+            )
+        chain.process.wait()
+        if chain.process.returncode and hit is None:
             raise SystemExit(f"dvc repro failed although nothing was killed:\n{chain.printed}")
-        if open_kill is not None:
-            done.append(Kill(*open_kill, went_on(chain.printed, open_kill[0])))
-            open_kill = None
-        if len(done) >= kills:
+        if last is not None:
+            done.append(Kill(*last, went_on(chain.printed, last[0])))
+        if hit is None and len(done) >= kills:
             return done
-        options = ("--force",)  # the chain came to its end before all kills: once more
+        options = () if hit else ("--force",)  # the chain came to its end before all kills: once more
+        last = hit
 
 
-def quota_used(done: list[Kill], open_kill: tuple[str, str, float] | None, stage: str, kills: int) -> bool:
+def kill_once(
+    chain: Chain,
+    number: signal.Signals,
+    seconds: dict[tuple[str, bool], float],
+    rng: random.Random,
+    had: list[str],
+    kills: int,
+) -> tuple[str, str, float] | None:
+    """One kill: stage, target, and seconds after the lock; None where the chain came to its end first."""
+    drawn: dict[int, tuple[bool, float]] = {}  # process -> from its first checkpoint?, and how long after
+    seen: dict[int, float] = {}
+    while chain.process.poll() is None:
+        time.sleep(0.01)
+        if (working := chain.working_stage()) is None or quota_used(had, working[0], kills):
+            continue
+        stage, pid = working
+        started = seen.setdefault(pid, time.monotonic())
+        if pid not in drawn:
+            training = rng.random() < 2 / 3
+            drawn[pid] = training, rng.uniform(0, seconds[stage, training])
+        training, delay = drawn[pid]
+        if training and not chain.trains(stage):
+            continue
+        time.sleep(delay)
+        if alive(pid):
+            hit = stage, rng.choice(TARGETS), time.monotonic() - started
+            chain.send(number, hit[1], pid)
+            print(f"{len(had) + 1:2d}. {hit[0]}, {hit[1]}, after {hit[2]:.1f} s", flush=True)
+            return hit
+        drawn[pid] = training, 0.0
+    return None
+
+
+def quota_used(had: list[str], stage: str, kills: int) -> bool:
     """Whether the stage has had its share, so that the others get theirs."""
-    had = [kill.stage for kill in done] + ([open_kill[0]] if open_kill else [])
     return had.count(stage) >= -(-kills // len(STAGES)) and len(set(had)) < len(STAGES)
 
 
-def went_on(printed: str, stage: str) -> str | None:
+def went_on(printed: str, stage: str) -> str:
     """From which place a run took the stage up."""
-    found = re.search(rf"^{stage}: goes on after (.*), from ", printed, re.M)
-    return found and found[1]
+    if found := re.search(rf"^{stage}: goes on after (.*), from ", printed, re.M):
+        return found[1]
+    begun = re.search(rf"^{stage}: weights that are trained", printed, re.M)
+    return "its start" if begun else "killed again before it could"
 
 
 def output_hashes(folder: Path) -> dict[str, str]:
@@ -200,11 +234,12 @@ def faults_in_mlflow(folder: Path) -> list[str]:
 
 def table(kills: list[Kill]) -> str:
     """Markdown."""
-    lines = ["| kill | stage | sent to | seconds after its start | went on after |", "|---|---|---|---|---|"]
+    lines = [
+        "| kill | stage | sent to | seconds after its start | the next run went on after |",
+        "|---|---|---|---|---|",
+    ]
     for index, kill in enumerate(kills, start=1):
-        lines.append(
-            f"| {index} | {kill.stage} | {kill.target} | {kill.after:.1f} | {kill.went_on or 'started over'} |"
-        )
+        lines.append(f"| {index} | {kill.stage} | {kill.target} | {kill.after:.1f} | {kill.went_on} |")
     return "\n".join(lines)
 
 
@@ -218,17 +253,15 @@ def main() -> None:
     number = signal.Signals[f"SIG{asked.signal}"]
     with tempfile.TemporaryDirectory() as place:
         calm, wild = (clone_to(Path(place) / name) for name in ("calm", "wild"))
-        chain = Chain(calm)
-        if chain.process.wait():
-            raise SystemExit(chain.printed)
+        seconds = lengths(Chain(calm))
         started = time.monotonic()
-        kills = disturbed(wild, asked.kills, number, durations(chain.printed), random.Random(asked.seed))
+        kills = disturbed(wild, asked.kills, number, seconds, random.Random(asked.seed))
         expected, found = output_hashes(calm), output_hashes(wild)
         lost = [path for path in expected if found.get(path) != expected[path]]
         faults = faults_in_mlflow(wild)
     print(table(kills))
     print(f"\n{len(kills)} kills by {number.name} in {time.monotonic() - started:.0f} s, "
-          f"{sum(kill.went_on is not None for kill in kills)} taken up from a checkpoint.")  # fmt: skip
+          f"{sum(kill.went_on.startswith(('step', 'iteration')) for kill in kills)} taken up from a checkpoint.")  # fmt: skip
     print(f"Outputs with the hash of the undisturbed run: {len(expected) - len(lost)} of {len(expected)} {lost or ''}")
     print(f"Faults in MLflow: {len(faults)} {faults or ''}")
     sys.exit(bool(lost or faults))
