@@ -12,7 +12,6 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 from peft import LoraConfig, PeftModel, get_peft_model, get_peft_model_state_dict, set_peft_model_state_dict
-from safetensors.torch import save_file
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
@@ -20,7 +19,7 @@ from pipeline.errors import BaseModelError, TrainingError
 from pipeline.files import write_json
 from pipeline.lora import replace_forwards
 from pipeline.params.base import LoraParams
-from pipeline.weights import CONFIG, ORIGIN, WEIGHTS, hash_tensors, read_json, read_tensors, refuse_non_finite
+from pipeline.weights import CONFIG, ORIGIN, WEIGHTS, hash_tensors, read_json, read_tensors, save_tensors
 
 
 @dataclass(frozen=True)
@@ -112,11 +111,10 @@ class Backbone:
 
         Raises:
             TrainingError: a weight is not finite; nothing is written.
+            StorageError: there is no room, or the folder cannot be written to.
         """
-        tensors = {key: tensor.detach().float().cpu().contiguous() for key, tensor in self.adapter_state(name).items()}
-        refuse_non_finite(name, tensors)
-        folder.mkdir(parents=True, exist_ok=True)
-        save_file(dict(sorted(tensors.items())), folder / WEIGHTS, metadata={"format": "pt"})
+        tensors = {key: tensor.float() for key, tensor in sorted(self.adapter_state(name).items())}
+        save_tensors(name, tensors, folder / WEIGHTS, metadata={"format": "pt"})
         # PEFT itself writes a set in random order and the base's absolute path.
         settings: dict[str, Any] = self._peft.peft_config[name].to_dict()
         settings |= {

@@ -14,6 +14,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from pipeline import interruption
 from pipeline.tensors import length_mask
 
 
@@ -194,10 +195,12 @@ def pad_rows(rows: list[list[int]] | list[Tensor], dtype: torch.dtype) -> Tensor
 def microbatches(batch: Batch, size: int) -> Iterator[tuple[Tensor, Batch]]:
     """(rows, batch of these rows), rows of like length together so that little is padded.
 
-    The order is a function of the batch alone: two passes over one batch see the same shapes.
+    The order is a function of the batch alone: two passes over one batch see the same shapes. Before each a stage may be
+    stopped.
     """
     order_B = torch.argsort(batch.lengths_B.cpu(), stable=True)
     for rows in order_B.split(size):
+        interruption.poll()
         yield rows, batch.select(rows)
 
 

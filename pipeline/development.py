@@ -7,7 +7,6 @@ Axes: B answers, R response tokens.
 """
 
 import json
-import math
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -18,6 +17,7 @@ from torch import Tensor, nn
 
 from pipeline.comparison import Answers, figures, kl_figures
 from pipeline.data.examples import sequences
+from pipeline.files import write_text
 from pipeline.params.ppo import PPOParams
 from pipeline.roles import RewardModel
 from pipeline.statistics import mean_rate, wins
@@ -61,11 +61,11 @@ class Development:
         self.figures: dict[int, dict[str, float]] = {}
         self.kept_step = 0
         self._kept: list[Tensor] = []
-        self._kept_reward = -math.inf
+        self._kept_reward: float | None = None
 
     def __call__(self, step: int) -> None:
-        """After `step` iterations."""
-        if step % self.cfg.watch_every and step != self.cfg.iterations:
+        """After `step` iterations; once, although a process that goes on where another was stopped comes by again."""
+        if step in self.figures or (step % self.cfg.watch_every and step != self.cfg.iterations):
             return
         found, kl_B = self.sample()
         now = figures(found) | kl_figures(kl_B, found)
@@ -74,9 +74,26 @@ class Development:
         self.log(step, {f"development_{name}": value for name, value in now.items()})
         # the copy of sft that PPO starts from is within any budget: if nothing is better, nothing was gained
         within = now["kl_per_sequence_k1"] <= self.cfg.keep_max_kl or step == 0
-        if self.cfg.keep == "last" or (within and now["reward_mean"] > self._kept_reward):
+        best = self._kept_reward is None or now["reward_mean"] > self._kept_reward
+        if self.cfg.keep == "last" or (within and best):
             self.kept_step, self._kept_reward = step, now["reward_mean"]
             self._kept = [parameter.detach().clone() for parameter in self.parameters]
+
+    def state_dict(self) -> dict[str, Any]:
+        """For a checkpoint: what was seen at each step, and the kept weights."""
+        return {
+            "answers": [vars(row) for row in self.answers],
+            "figures": {str(step): found for step, found in self.figures.items()},
+            "kept_step": self.kept_step,
+            "kept_reward": self._kept_reward,
+            "kept": self._kept,
+        }
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Goes on where `state_dict` was taken."""
+        self.answers = [WatchedAnswer(**row) for row in state["answers"]]
+        self.figures = {int(step): found for step, found in state["figures"].items()}
+        self.kept_step, self._kept_reward, self._kept = state["kept_step"], state["kept_reward"], state["kept"]
 
     @torch.no_grad()
     def restore_kept(self) -> None:
@@ -93,9 +110,7 @@ class Development:
 
     def write(self, file: Path = ANSWERS) -> None:
         """The answers of all steps, for `evaluate` to show to the judge."""
-        file.parent.mkdir(parents=True, exist_ok=True)
-        lines = [json.dumps(asdict(row), ensure_ascii=False) + "\n" for row in self.answers]
-        file.write_text("".join(lines), encoding="utf-8")
+        write_text(file, "".join(json.dumps(asdict(row), ensure_ascii=False) + "\n" for row in self.answers))
 
 
 def read_watched(file: Path) -> list[WatchedAnswer]:

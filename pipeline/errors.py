@@ -19,3 +19,7 @@ class BaseModelError(UserError):
 
 class TrainingError(UserError):
     """Training cannot go on: nothing to train on, or numbers that are no longer finite."""
+
+
+class StorageError(UserError):
+    """A folder that cannot be written to, or a disk without room."""

@@ -12,27 +12,23 @@ from torch import Tensor
 from pipeline.algorithms import Algorithm
 from pipeline.batch import Batch, Experience, Rollout, Sequences, map_rows
 from pipeline.errors import TrainingError
-from pipeline.moments import ScoreNormalizer
+from pipeline.moments import RawScores, ScoreNormalizer
 from pipeline.objectives.kl import IN_REWARD, k1, k3
 from pipeline.params.ppo import PPOParams
 from pipeline.roles import Policy
 from pipeline.statistics import distinct_n
 from pipeline.tensors import masked_mean, safe_exp
 
+UNCHANGED = RawScores()
 WEIGHT_LIMIT = 2.0  # a token that the sampler thought unlikely counts at most this often
 
 Score = Callable[[Rollout], Tensor]
 """Answers, all rows at once -> one number each; float32 on the CPU, [B]."""
 
 
-def unchanged(scores_B: Tensor) -> Tensor:
-    """Scores as they are."""
-    return scores_B
-
-
-def score_normalizer(cfg: PPOParams) -> Callable[[Tensor], Tensor]:
+def score_normalizer(cfg: PPOParams) -> ScoreNormalizer | RawScores:
     """What is done to raw scores before they are clipped."""
-    return ScoreNormalizer() if cfg.normalize_scores else unchanged
+    return ScoreNormalizer() if cfg.normalize_scores else RawScores()
 
 
 def evaluate(
@@ -43,7 +39,7 @@ def evaluate(
     algorithm: Algorithm,
     cfg: PPOParams,
     microbatch_size: int,
-    normalize: Callable[[Tensor], Tensor] = unchanged,
+    normalize: ScoreNormalizer | RawScores = UNCHANGED,
 ) -> Experience:
     """Everything that the update needs to know of a rollout.
 

@@ -13,6 +13,7 @@ import torch
 from ruamel.yaml import YAML
 
 from pipeline.errors import UserError
+from pipeline.files import hash_path
 from pipeline.params.section import read_params
 
 TEMPLATE = re.compile(r"\$\{([\w.]+)\}")  # how dvc.yaml refers to params.yaml
@@ -28,6 +29,27 @@ def stage_definition(name: str) -> dict[str, list[str]]:
     params = dict(flattened(read_params()))
     deps = [TEMPLATE.sub(lambda found: params.get(found[1], found[0]), path) for path in stage.get("deps", [])]
     return {"deps": deps, "outs": outputs, "params": list(dict.fromkeys(sections))}
+
+
+def stage_inputs(definition: dict[str, list[str]]) -> dict[str, str]:
+    """The content hash of each dependency that is there, data and code alike."""
+    return {path: hash_path(Path(path)) for path in definition["deps"] if Path(path).exists()}
+
+
+def state_key(name: str, inputs: dict[str, str]) -> str:
+    """What a stage's training state is a function of: its tracked parameters, its inputs, its code.
+
+    With any of them changed no old state is found. `runtime` is no part of it, nor are modules that cannot change a result.
+    """
+    tracked = [str(key) for key in _stages(_dvc_file(name))[name].get("params", [])]
+    params = read_params()
+    return digest(name, {key: _value_at(params, key) for key in tracked}, inputs)[:16]
+
+
+def _value_at(content: dict[str, Any], key: str) -> Any:
+    for part in key.split("."):
+        content = content.get(part) if isinstance(content, dict) else None
+    return content
 
 
 def stage_address(name: str) -> str:

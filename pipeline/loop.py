@@ -11,6 +11,7 @@ from pipeline.heads import ScalarHead
 from pipeline.online import Log, Watch, train_online
 from pipeline.opening import open_base, open_reward_model
 from pipeline.params.ppo import PPOParams
+from pipeline.recovery import NO_RECOVERY, NoRecovery, Recovery
 from pipeline.rewards import Rewards, find_functions
 from pipeline.roles import Policy, RewardModel
 from pipeline.rollout import Sampling
@@ -38,7 +39,13 @@ class Loop:
     microbatch_size: int
 
     def train(
-        self, cfg: PPOParams, asked: Iterable[list[Prompt]], optimizer: Optimizer, log: Log, watch: Watch
+        self,
+        cfg: PPOParams,
+        asked: Iterable[list[Prompt]],
+        optimizer: Optimizer,
+        log: Log,
+        watch: Watch,
+        recovery: Recovery | NoRecovery = NO_RECOVERY,
     ) -> None:
         """`train_online` over the prompts of each iteration."""
         train_online(
@@ -54,6 +61,7 @@ class Loop:
             log,
             watch,
             self.rehearsal,
+            recovery,
         )
 
 

@@ -37,6 +37,21 @@ class Moments:
         return self.squares / self.count
 
 
+class RawScores:
+    """Scores as they are, in the place of a `ScoreNormalizer`."""
+
+    def __call__(self, scores_B: Tensor) -> Tensor:
+        """The same."""
+        return scores_B
+
+    def state_dict(self) -> dict[str, float]:
+        """Nothing."""
+        return {}
+
+    def load_state_dict(self, state: dict[str, float]) -> None:
+        """Nothing to go on with."""
+
+
 class ScoreNormalizer:
     """(score - mean) / sqrt(variance + 1e-8) over all scores so far, those of the present batch included.
 

@@ -1,9 +1,11 @@
 """The offline loop: SFT, reward model and DPO; only the objective and the batches differ."""
 
 from collections.abc import Callable, Iterable
+from itertools import islice
 from typing import Any
 
 from pipeline.batch import Batch
+from pipeline.recovery import NO_RECOVERY, NoRecovery, Recovery
 from pipeline.update import Objective, Optimizer, accumulate
 
 
@@ -15,11 +17,14 @@ def train_offline(
     microbatch_size: int,
     dropout: bool,
     log: Callable[[int, dict[str, float]], None],
+    recovery: Recovery | NoRecovery = NO_RECOVERY,
 ) -> None:
-    """One optimizer step per batch."""
+    """One optimizer step per batch, from the first one that no process before has taken."""
+    start = recovery.resume(optimizer=optimizer)
     with model.backbone.training(dropout=dropout):
-        for step, batch in enumerate(batches):
+        for step, batch in enumerate(islice(batches, start, None), start):
             assert batch.num_terms > 0, "a batch has nothing to learn from"
             stats = accumulate(model, batch, objective, microbatch_size)
             stats |= optimizer.step(stats["loss"])
             log(step, stats)
+            recovery.reached(f"step {step + 1}")

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace
+from itertools import islice
 
 from pipeline.algorithms import Algorithm
 from pipeline.batch import Experience
@@ -10,10 +11,12 @@ from pipeline.errors import TrainingError
 from pipeline.evaluation import Score, evaluate, score_normalizer, summarize, summarize_critic
 from pipeline.kl_control import KLControl
 from pipeline.params.ppo import PPOParams
+from pipeline.place import Place
 from pipeline.randomness import derive_seed
+from pipeline.recovery import NO_RECOVERY, NoRecovery, Recovery
 from pipeline.roles import Policy
 from pipeline.rollout import Sampling, generate
-from pipeline.update import Optimizer, ParameterGroup, Rehearsal, UpdatePlan, constant_after_warmup, update
+from pipeline.update import Figures, Optimizer, ParameterGroup, Rehearsal, UpdatePlan, constant_after_warmup, update
 
 Log = Callable[[int, dict[str, float], Experience], None]
 Watch = Callable[[int], None]
@@ -32,37 +35,48 @@ def train_online(
     log: Log,
     watch: Watch,
     rehearsal: Rehearsal | None = None,
+    recovery: Recovery | NoRecovery = NO_RECOVERY,
 ) -> None:
     """PPO, REINFORCE, RLOO and GRPO on one shared backbone: the policy samples, is scored, and is moved; the reference stays.
 
-    `watch` is told, before the first iteration and after each, how many are done.
+    `watch` is told, before the first iteration and after each, how many are done. `recovery` is asked where a process
+    before has got to, and told of each rollout, optimizer step and iteration.
     """
     plan = UpdatePlan(cfg.epochs, cfg.minibatch_size, microbatch_size, cfg.stop_kl)
     sampling = replace(sampling, samples=cfg.answers_per_prompt)
-    kl = KLControl(cfg.kl_coef, cfg.kl_target, cfg.kl_horizon)
     normalize = score_normalizer(cfg)
-    watch(0)
-    for step, prompts_P in enumerate(prompts):
+    place = Place(KLControl(cfg.kl_coef, cfg.kl_target, cfg.kl_horizon))
+    recovery.resume(optimizer=optimizer, place=place, normalize=normalize)
+
+    def stepped(taken: tuple[Figures, ...]) -> None:
+        place.taken = taken
+        recovery.reached(str(place))
+
+    watch(place.iteration)
+    for step, prompts_P in enumerate(islice(prompts, place.iteration, None), place.iteration):
         warming_up = algorithm.critic_objective is not None and step < cfg.critic_warmup
         policy.detach_values = warming_up or cfg.value_backprop == "detached"
-        algorithm = replace(algorithm, kl_coef=kl.coef)
+        algorithm = replace(algorithm, kl_coef=place.kl.coef)
         objective = algorithm.critic_objective if warming_up else algorithm.objective
         beside = None if warming_up else rehearsal
 
-        rollout = generate(policy, prompts_P, sampling, step)  # 1 rollout
-        experience = evaluate(  # 2 evaluate
-            rollout, policy, reference, score, algorithm, cfg, microbatch_size, normalize
-        )
-        seed = derive_seed(sampling.seed, step)
-        with policy.backbone.training(dropout=False):
-            stats = update(policy, optimizer, experience, objective, plan, seed, beside)  # 3 update
+        if place.experience is None:
+            rollout = generate(policy, prompts_P, sampling, step)  # 1 rollout
+            place.experience = evaluate(  # 2 evaluate
+                rollout, policy, reference, score, algorithm, cfg, microbatch_size, normalize
+            )
+            recovery.reached(str(place))
+        experience, seed = place.experience, derive_seed(sampling.seed, step)
+        with policy.backbone.training(dropout=False):  # 3 update
+            stats = update(policy, optimizer, experience, objective, plan, seed, beside, place.taken, stepped)
 
-        figures = summarize(experience) | {"kl_coef": kl.coef}
+        figures = summarize(experience) | {"kl_coef": place.kl.coef}
         if algorithm.critic_objective is not None:
             figures |= summarize_critic(experience)
-        kl = kl.after(figures["kl_per_sequence_k1"], len(experience))
         log(step, figures | stats, experience)
         watch(step + 1)
+        place.next(place.kl.after(figures["kl_per_sequence_k1"], len(experience)))
+        recovery.reached(str(place))
 
 
 def prompts_in_turn(questions: list[Prompt], cfg: PPOParams, seed: int) -> Iterator[list[Prompt]]:

@@ -1,6 +1,13 @@
-"""What `make repro` asks before DVC starts: are the parameters sound, are the data and the user's reward functions there? DVC's own answers say no remedy."""
+"""What `make repro` asks before DVC starts: is another DVC at work here, are the parameters sound, are the data and the user's reward functions there?
 
+DVC's own answers say no remedy.
+"""
+
+import json
 import sys
+from pathlib import Path
+
+import psutil
 
 from pipeline.data.sources import find_data
 from pipeline.errors import UserError
@@ -11,10 +18,40 @@ from pipeline.params.section import load_section
 from pipeline.progress import console
 from pipeline.rewards import find_functions
 
+RWLOCK = Path(".dvc/tmp/rwlock")  # which process reads and writes what, as DVC notes it
+
+
+def refuse_second_dvc(rwlock: Path = RWLOCK) -> None:
+    """Two runs of one chain would write the same outputs.
+
+    Raises:
+        UserError: a DVC is at work here; or one that is gone has left its mark, and its number belongs to another process.
+    """
+    if not rwlock.is_file():
+        return
+    try:
+        writers = json.loads(rwlock.read_text(encoding="utf-8")).get("write", {}).values()
+    except ValueError:
+        raise UserError(f"{rwlock} is damaged, as after a crash: remove it, if no dvc is running here.") from None
+    for pid in sorted({writer["pid"] for writer in writers}):
+        if not psutil.pid_exists(pid):
+            continue  # DVC itself takes that for what it is
+        command = " ".join(psutil.Process(pid).cmdline())
+        if "dvc" in command:
+            raise UserError(
+                f"dvc is at work here already, as process {pid}; wait for its end, or stop it with `kill {pid}`: the next "
+                "`make repro` goes on where it was."
+            )
+        raise UserError(
+            f"{rwlock} says that process {pid} is a dvc at work here, but it is {command!r}: a dvc that was killed has left "
+            f"it, and DVC would wait for ever; remove {rwlock}."
+        )
+
 
 def main() -> None:
     """Exit status 1, and one line, where something is wrong."""
     try:
+        refuse_second_dvc()
         check_params()
         for kind, path in load_section("data", DataParams).sources.items():
             find_data(f"data.{kind}", path)

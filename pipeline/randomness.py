@@ -1,8 +1,11 @@
 """Every random number of the pipeline: seeded once, or keyed by what it is for, never by call order."""
 
 import hashlib
+import random
 import struct
+from typing import Any
 
+import numpy as np
 import torch
 import transformers
 from torch import Tensor
@@ -22,6 +25,30 @@ def prepare_torch(seed: int, runtime: RuntimeParams) -> None:
     torch.use_deterministic_algorithms(runtime.deterministic)
     torch.utils.deterministic.fill_uninitialized_memory = False  # only a debugging aid, and it costs time
     transformers.set_seed(seed)
+
+
+class RandomStates:
+    """The states of all generators that a library, or a user's reward function, may draw from."""
+
+    def state_dict(self) -> dict[str, Any]:
+        """Taken now."""
+        name, keys, *position = np.random.get_state()
+        return {
+            "python": random.getstate(),
+            "numpy": [name, keys.tolist(), *position],
+            "torch": torch.get_rng_state(),
+            "cuda": torch.cuda.get_rng_state_all() if torch.cuda.is_available() else [],
+        }
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Draws what would have been drawn next."""
+        version, internal, gauss = state["python"]
+        random.setstate((version, tuple(internal), gauss))
+        name, keys, *position = state["numpy"]
+        np.random.set_state((name, np.array(keys, dtype=np.uint32), *position))
+        torch.set_rng_state(state["torch"])
+        if state["cuda"]:
+            torch.cuda.set_rng_state_all(state["cuda"])
 
 
 def permutation(size: int, seed: int, epoch: int) -> Tensor:

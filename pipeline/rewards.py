@@ -4,6 +4,7 @@ Axes: B answers.
 """
 
 from collections.abc import Callable, Iterable
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -83,6 +84,14 @@ class Rewards:
         return lambda rollout: self._sum(
             rollout, lambda model: model.score_minibatches(rollout, end_id, self.microbatch_size, minibatch_size)
         )
+
+    def state_dict(self) -> dict[str, Any]:
+        """For a checkpoint: what is still to be logged of the answers scored last."""
+        return {"values": self.values, "seconds": dict(self.seconds)}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Goes on where `state_dict` was taken."""
+        self.values, self.seconds = state["values"], state["seconds"]
 
     def means(self) -> dict[str, float]:
         """Each term's mean over the answers scored last, before weighting, under the name it has in logs."""

@@ -11,6 +11,7 @@ import torch.nn.functional as F
 from torch import Tensor
 from transformers import DynamicCache
 
+from pipeline import interruption
 from pipeline.batch import Rollout, pad_rows
 from pipeline.data.examples import Prompt, sequences
 from pipeline.randomness import uniforms
@@ -82,6 +83,7 @@ def _generate_chunk(
     with backbone.inference():
         logits_BV = backbone.decode(tokens_BP, mask_BS, cache)
         for token in range(sampling.max_new_tokens):
+            interruption.poll()
             logprobs_BV = torch.log_softmax(logits_BV / policy.temperature, dim=-1)
             if sampling.greedy:
                 next_B = logprobs_BV.argmax(-1)

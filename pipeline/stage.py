@@ -1,12 +1,14 @@
 """What all stages share: parameters, seeding, the verified base, tracking, and an end that tells the truth."""
 
+import contextlib
+import math
 import os
 import resource
-import signal
+import shutil
 import sys
 import time
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from functools import cached_property
 from importlib.metadata import version
@@ -15,12 +17,25 @@ from typing import Any
 
 import transformers
 
+from pipeline import interruption
 from pipeline.base_model import locate
 from pipeline.data.tokenization import ChatTokenizer, load_tokenizer
-from pipeline.errors import DataError, UserError
-from pipeline.files import hash_path, write_json, write_tsv
+from pipeline.errors import DataError, StorageError, UserError
+from pipeline.files import hash_path, write_json, write_text, write_tsv
 from pipeline.health.report import HealthLog
-from pipeline.lineage import digest, flattened, git_tags, hardware, numbers, stage_address, stage_definition
+from pipeline.interruption import Interrupted
+from pipeline.lineage import (
+    digest,
+    flattened,
+    git_tags,
+    hardware,
+    numbers,
+    stage_address,
+    stage_definition,
+    stage_inputs,
+    state_key,
+)
+from pipeline.lock import alone_in
 from pipeline.params.base import BaseParams, TokensParams
 from pipeline.params.runtime import RuntimeParams
 from pipeline.params.section import S, load_section, parse_seed, read_params
@@ -31,6 +46,8 @@ from pipeline.tracking.tracker import Tracker, start_run
 
 BASE_FILE = Path("prepared/base.json")
 VERSIONS = ("torch", "transformers", "peft", "bitsandbytes")
+WORK = ".work"  # what is kept of stages that have not come to their end
+RUN = "run"  # the file that names an unfinished stage's run in MLflow
 
 
 @dataclass
@@ -39,6 +56,8 @@ class Stage:
 
     name: its name in its DVC file.
     section: its section of params.yaml, from which its seed is derived too: stages that share one see the same noise.
+    folder: its own as long as parameters, inputs and code are what they are; removed when the stage has finished.
+    on_stop: writes what is not to be lost, and says in words where the next run goes on; None where that is the start.
     """
 
     name: str
@@ -47,6 +66,8 @@ class Stage:
     runtime: RuntimeParams
     tracker: Tracker
     health: HealthLog
+    folder: Path = Path(WORK)
+    on_stop: Callable[[], str | None] = lambda: None
     curves: list[dict[str, float | str]] = field(default_factory=list)
 
     def params(self, kind: type[S], section: str | None = None) -> S:
@@ -96,10 +117,31 @@ class Stage:
         self.tracker.set_tags({f"trained_weights.{name}": str(count) for name, count in sizes.items()})
 
     def log(self, step: int, metrics: dict[str, float]) -> None:
-        """One step's figures, to MLflow, to the stage's curves, and to the rules that say what is wrong with them."""
+        """One step's figures, to MLflow, to the stage's curves, and to the rules that say what is wrong with them.
+
+        A figure that is not finite is an empty cell of the curve.
+        """
         self.tracker.log_metrics(step, metrics)
-        self.curves.append({"step": step, **metrics})
-        self.health.step(self.curves[-1])
+        self.curves.append({"step": step, **{name: value for name, value in metrics.items() if math.isfinite(value)}})
+        self.health.step({"step": step, **metrics})
+
+    def state_dict(self) -> dict[str, Any]:
+        """The curves, for a checkpoint."""
+        return {"curves": list(self.curves)}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Goes on where `state_dict` was taken."""
+        self.curves = state["curves"]
+        self.health.replay(self.curves)
+
+    @property
+    def circumstances(self) -> dict[str, str]:
+        """What may change the last bits of a result without being tracked."""
+        settings = {f"runtime.{name}": value for name, value in flattened(self.runtime.model_dump())}
+        rounding = ("device", "threads", "deterministic", "attention", "microbatch_size", "rollout_chunk")
+        return {package: version(package) for package in VERSIONS} | {
+            key: settings[key] for key in (f"runtime.{name}" for name in rounding)
+        }
 
     def finish(self, metrics: dict[str, Any]) -> None:
         """Writes metrics/<stage>.json and, where there are any, plots/<stage>.tsv."""
@@ -115,40 +157,69 @@ def run_stage(name: str, body: Callable[[Stage], None], section: str | None = No
 
     section: the stage's section of params.yaml, where it is not called as the stage is.
     """
-    section = section or name
     quiet_libraries()
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
-    tracker = Tracker()
-    status = "FAILED"
-    started = time.monotonic()
     try:
-        runtime = load_section("runtime", RuntimeParams)
-        seed = parse_seed(read_params())
-        definition = stage_definition(name)
-        tracker = _start_tracking(name, runtime, definition)
-        stage_seed = derive_seed(seed, section)
-        prepare_torch(stage_seed, runtime)
-        health = HealthLog(name, tracker, dict(flattened(read_params())))
-        with health.watching():
-            body(Stage(name, section, stage_seed, runtime, tracker, health))
-        seconds = time.monotonic() - started
-        tracker.set_tags({f"output:{path}": hash_path(Path(path)) for path in definition["outs"]})
-        peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024**2
-        tracker.log_metrics(0, {"cost.seconds": seconds, "cost.peak_memory_gb": peak})
-        console.print(f"{name}: done in {seconds:.0f} s, peak memory {peak:.1f} GB", markup=False)
-        status = "FINISHED"
+        with interruption.listening(), _alone(name) as folder:
+            _run_alone(name, body, section or name, folder)
+            shutil.rmtree(folder)
     except UserError as error:
         console.print(f"{name}: {error}", markup=False, style="red")
         sys.exit(1)
-    except (KeyboardInterrupt, SystemExit):
+    except Interrupted as stop:
+        sys.exit(stop.exit_status)
+
+
+@contextlib.contextmanager
+def _alone(name: str) -> Iterator[Path]:
+    """The folder where the stage's state lies, no other process being at work on it or on the stage's outputs.
+
+    It is in the main checkout also where DVC runs an experiment in a copy, which it removes at the end.
+    """
+    folder = Path(os.environ.get("DVC_ROOT", ".")) / WORK / name / state_key(name, stage_inputs(stage_definition(name)))
+    with alone_in(Path(WORK) / name, f"stage {name}"), alone_in(folder, f"stage {name} with these parameters"):
+        yield folder
+
+
+def _run_alone(name: str, body: Callable[[Stage], None], section: str, folder: Path) -> None:
+    runtime = load_section("runtime", RuntimeParams)
+    seed = derive_seed(parse_seed(read_params()), section)
+    definition = stage_definition(name)
+    started = time.monotonic()
+    tracker = _start_tracking(name, runtime, definition, folder / RUN)
+    stage = Stage(
+        name, section, seed, runtime, tracker, HealthLog(name, tracker, dict(flattened(read_params()))), folder
+    )
+    status = "FAILED"
+    try:
+        prepare_torch(seed, runtime)
+        with stage.health.watching():
+            interruption.stop_anywhere()
+            body(stage)
+            interruption.wait_for_polls()
+        tracker.set_tags({f"output:{path}": hash_path(Path(path)) for path in definition["outs"]})
+        peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024**2
+        seconds = time.monotonic() - started
+        tracker.log_metrics(0, {"cost.seconds": seconds, "cost.peak_memory_gb": peak})
+        console.print(f"{name}: done in {seconds:.0f} s, peak memory {peak:.1f} GB", markup=False)
+        status = "FINISHED"
+    except Interrupted as stop:
         status = "KILLED"
-        console.print(f"{name}: stopped; nothing of this stage was kept.", markup=False)
+        kept = stage.on_stop()
+        console.print(
+            f"{name}: stopped by {stop.reason}; the next run goes on {kept or 'from its start'}.", markup=False
+        )
+        raise
+    except StorageError:  # nothing more can be written
+        raise
+    except UserError:
+        if kept := stage.on_stop():
+            console.print(f"{name}: with the same parameters the next run goes on {kept}.", markup=False)
         raise
     finally:
         tracker.end(status)
 
 
-def _start_tracking(name: str, runtime: RuntimeParams, definition: dict[str, list[str]]) -> Tracker:
+def _start_tracking(name: str, runtime: RuntimeParams, definition: dict[str, list[str]], run_file: Path) -> Tracker:
     params = read_params()
     raw = {key: value for key, value in params.items() if key != "runtime"}
     sources = [
@@ -177,7 +248,10 @@ def _start_tracking(name: str, runtime: RuntimeParams, definition: dict[str, lis
             "hardware": hardware(),
             **{f"input:{path}": value for path, value in inputs.items()},
         },
+        resume=run_file.read_text(encoding="utf-8") if run_file.exists() else None,
     )
+    if tracker.run is not None:
+        write_text(run_file, tracker.run)
     tracker.link(inputs, {package: version(package) for package in VERSIONS})
     return tracker
 

@@ -3,6 +3,7 @@
 import math
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from itertools import islice
 from typing import Any
 
 import torch
@@ -20,6 +21,7 @@ ADAM_EPS = 1e-5
 NON_FINITE_LIMIT = 3  # steps in a row
 
 Objective = Callable[[Any, Batch], Terms]
+Figures = dict[str, float]
 
 
 @dataclass(frozen=True)
@@ -75,23 +77,43 @@ class Optimizer:
             group.name: float(nn.utils.clip_grad_norm_(group.parameters, self.max_grad_norm)) for group in self.groups
         }
         factor = self.schedule(self.steps_taken)
-        self.steps_taken += 1
         stats = {f"grad_norm_{name}": norm for name, norm in norms.items()}
-        if math.isfinite(loss) and all(map(math.isfinite, norms.values())):
+        finite = math.isfinite(loss) and all(map(math.isfinite, norms.values()))
+        self.non_finite_in_a_row = 0 if finite else self.non_finite_in_a_row + 1
+        if self.non_finite_in_a_row >= NON_FINITE_LIMIT:
+            raise TrainingError(
+                f"Loss or gradient was not finite {NON_FINITE_LIMIT} steps in a row (loss {loss}, gradient norms {norms}); "
+                "no such step was taken. Lower the learning rate, or look for broken rows in the data."
+            )
+        self.steps_taken += 1
+        if finite:
             for settings, group in zip(self._adam.param_groups, self.groups, strict=True):
                 settings["lr"] = group.lr * factor
                 stats[f"lr_{group.name}"] = group.lr * factor
             self._adam.step()
-            self.non_finite_in_a_row = 0
-        else:
-            self.non_finite_in_a_row += 1
-            if self.non_finite_in_a_row == NON_FINITE_LIMIT:
-                raise TrainingError(
-                    f"Loss or gradient was not finite {NON_FINITE_LIMIT} steps in a row (loss {loss}, gradient norms {norms}); "
-                    "no such step was taken. Lower the learning rate, or look for broken rows in the data."
-                )
         self.zero_grad()
         return stats | {"non_finite_steps": float(self.non_finite_in_a_row > 0)}
+
+    def state_dict(self) -> dict[str, Any]:
+        """Weights, Adam's moments and step counts, and the place in the schedule; the tensors are those in use."""
+        return {
+            "steps_taken": self.steps_taken,
+            "non_finite_in_a_row": self.non_finite_in_a_row,
+            "weights": {group.name: list(group.parameters) for group in self.groups},
+            # a parameter that has had no gradient yet has no moments
+            "adam": {str(index): dict(moments) for index, moments in self._adam.state_dict()["state"].items()},
+        }
+
+    @torch.no_grad()
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Goes on where `state_dict` was taken, with the same groups."""
+        self.steps_taken = state["steps_taken"]
+        self.non_finite_in_a_row = state["non_finite_in_a_row"]
+        for group in self.groups:
+            for parameter, weights in zip(group.parameters, state["weights"][group.name], strict=True):
+                parameter.copy_(weights)
+        moments = {int(index): of_parameter for index, of_parameter in state["adam"].items()}
+        self._adam.load_state_dict({"state": moments, "param_groups": self._adam.state_dict()["param_groups"]})
 
 
 def cosine_to_tenth(total_steps: int, warmup_share: float) -> Callable[[int], float]:
@@ -176,28 +198,39 @@ def update(
     plan: UpdatePlan,
     seed: int,
     rehearsal: Rehearsal | None = None,
+    taken: tuple[Figures, ...] = (),
+    reached: Callable[[tuple[Figures, ...]], None] = lambda _: None,
 ) -> dict[str, float]:
     """PPO's inner loop over one rollout; means over its optimizer steps, and the largest of what ends in _max.
 
     The first epoch takes the rows in the order in which they were evaluated, later epochs in other orders. With a
     rehearsal each step has, besides, a batch of as many demonstrations, in an order of `seed`.
+
+    Args:
+        taken: figures of the steps that an earlier process has taken.
+        reached: told after each step the figures of all until then.
     """
-    history: list[dict[str, float]] = []
     planned = plan.epochs * -(-len(experience) // plan.minibatch_size)
-    rehearsed = rehearsal and epochs_of(rehearsal.demonstrations, plan.minibatch_size, planned, seed)
-    steps = 0
-    for minibatch in _minibatches(experience, plan, seed):
+    rehearsed = rehearsal and islice(
+        epochs_of(rehearsal.demonstrations, plan.minibatch_size, planned, seed), len(taken), None
+    )
+    stopped: tuple[Figures, ...] = ()
+    for minibatch in islice(_minibatches(experience, plan, seed), len(taken), None):
         stats = accumulate(policy, minibatch, objective, plan.microbatch_size)
-        history.append(stats)
         if plan.stop_kl is not None and stats.get("update_k3", 0.0) > plan.stop_kl:
             optimizer.zero_grad()
+            stopped = (finite(stats),)
             break
         if rehearsal is not None:
             stats["ptx_loss"] = rehearsal.accumulate(next(rehearsed), plan.microbatch_size)
             stats["loss"] += rehearsal.coef * stats["ptx_loss"]
         stats |= optimizer.step(stats["loss"])
-        steps += 1
-    return _summary(history) | {"update_steps": float(steps), "update_steps_skipped": float(planned - steps)}
+        taken += (finite(stats),)
+        reached(taken)
+    return _summary(taken + stopped) | {
+        "update_steps": float(len(taken)),
+        "update_steps_skipped": float(planned - len(taken)),
+    }
 
 
 def _minibatches(experience: Experience, plan: UpdatePlan, seed: int) -> Iterator[Experience]:
@@ -206,7 +239,12 @@ def _minibatches(experience: Experience, plan: UpdatePlan, seed: int) -> Iterato
         yield from experience.select(order).split(plan.minibatch_size)
 
 
-def _summary(history: list[dict[str, float]]) -> dict[str, float]:
+def finite(figures: dict[str, float]) -> Figures:
+    """Without what is NaN or infinite: a step that was left out has no figures, and no average is spoilt by it."""
+    return {name: value for name, value in figures.items() if math.isfinite(value)}
+
+
+def _summary(history: tuple[Figures, ...]) -> dict[str, float]:
     summary = {"first_log_ratio_max": history[0].get("log_ratio_max", 0.0)}
     for name in dict.fromkeys(name for stats in history for name in stats):
         values = [stats[name] for stats in history if name in stats]

@@ -7,10 +7,11 @@ from typing import Any
 
 import torch
 from safetensors import SafetensorError
-from safetensors.torch import load_file, save_file
+from safetensors.torch import load_file, save
 from torch import Tensor
 
 from pipeline.errors import BaseModelError, TrainingError
+from pipeline.files import write_bytes
 from pipeline.heads import ScalarHead
 
 WEIGHTS, CONFIG, ORIGIN, HEAD = "adapter_model.safetensors", "adapter_config.json", "origin.json", "head.safetensors"
@@ -20,12 +21,20 @@ def save_head(head: ScalarHead, folder: Path) -> None:
     """The head beside its adapter.
 
     Raises:
-        TrainingError: a weight is not finite; nothing is written.
+        TrainingError, StorageError: see `save_tensors`; nothing is written.
     """
-    tensors = {key: tensor.detach().cpu().contiguous() for key, tensor in sorted(head.state_dict().items())}
-    refuse_non_finite("head", tensors)
-    folder.mkdir(parents=True, exist_ok=True)
-    save_file(tensors, folder / HEAD)
+    save_tensors("head", dict(sorted(head.state_dict().items())), folder / HEAD)
+
+
+def save_tensors(what: str, tensors: dict[str, Tensor], file: Path, metadata: dict[str, str] | None = None) -> None:
+    """A safetensors file, whole or not at all.
+
+    Raises:
+        TrainingError: a number is not finite; nothing is written.
+        StorageError: there is no room, or the folder cannot be written to.
+    """
+    refuse_non_finite(what, tensors)
+    write_bytes(file, save({key: tensor.detach().cpu().contiguous() for key, tensor in tensors.items()}, metadata))
 
 
 def load_head(folder: Path, hidden_size: int, device: torch.device) -> ScalarHead:

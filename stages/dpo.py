@@ -16,6 +16,7 @@ from pipeline.offline import train_offline
 from pipeline.opening import open_base
 from pipeline.params.dpo import DPOParams
 from pipeline.preferences import PairPolicy, ReferencedPairs, with_reference
+from pipeline.recovery import recovery_of
 from pipeline.roles import Policy
 from pipeline.stage import Stage, run_stage
 from pipeline.update import Optimizer, ParameterGroup, cosine_to_tenth
@@ -59,6 +60,7 @@ def dpo(stage: Stage) -> None:
             runtime.microbatch_size,
             dropout=False,
             log=log,
+            recovery=recovery_of(stage),
         )
     assert frozen == backbone.adapter_hash("sft"), "the reference has moved"
     backbone.save_adapter("dpo", Path("artifacts/dpo"))

@@ -3,6 +3,7 @@
 `ppo.algorithm` says how: PPO, REINFORCE, RLOO or GRPO.
 """
 
+import math
 from pathlib import Path
 
 from torch import Tensor
@@ -16,6 +17,7 @@ from pipeline.loop import open_loop
 from pipeline.online import optimizer_for, prompts_in_turn
 from pipeline.params.ppo import PPOParams
 from pipeline.progress import tell
+from pipeline.recovery import recovery_of
 from pipeline.samples import sample_rows
 from pipeline.stage import Stage, run_stage
 from pipeline.weights import save_head
@@ -43,6 +45,7 @@ def ppo(stage: Stage) -> None:
         return found, kl_per_answer(policy, reference, found.rollout, runtime.microbatch_size)
 
     development = Development(sample, optimizer.parameters, tokenizer.end_id, cfg, stage.tracker.log_metrics)
+    recovery = recovery_of(stage).hold(development=development, rewards=rewards)
     with stage.progress(cfg.iterations) as bar:
 
         def log(step: int, stats: dict[str, float], experience: Experience) -> None:
@@ -51,13 +54,13 @@ def ppo(stage: Stage) -> None:
             if step == 0:
                 tell(cfg.discount_notes(float(experience.response_lengths_B.float().median())))
             shown = {"score": "score_mean", "KL": "kl_per_sequence_k1", "length": "length_mean", "loss": "loss"}
-            bar.advance(step, **{label: stats[name] for label, name in shown.items()})
+            bar.advance(step, **{label: stats.get(name, math.nan) for label, name in shown.items()})
             if step % runtime.samples_every == 0 or step + 1 == cfg.iterations:
                 stage.tracker.log_table(
                     f"samples/step_{step:04d}", sample_rows(experience, tokenizer, rewards.values)[:16]
                 )
 
-        loop.train(cfg, asked, optimizer, log, development)
+        loop.train(cfg, asked, optimizer, log, development, recovery)
     assert frozen == {name: policy.backbone.adapter_hash(name) for name in frozen}, "a frozen adapter has moved"
     development.restore_kept()
     development.write()

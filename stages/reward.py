@@ -17,6 +17,7 @@ from pipeline.offline import train_offline
 from pipeline.opening import open_base
 from pipeline.pair_figures import gaps, pair_figures
 from pipeline.params.reward import RewardParams
+from pipeline.recovery import recovery_of
 from pipeline.roles import RewardModel
 from pipeline.stage import Stage, run_stage
 from pipeline.statistics import wins
@@ -60,6 +61,7 @@ def reward(stage: Stage) -> None:
             stage.runtime.microbatch_size,
             dropout=True,
             log=log,
+            recovery=recovery_of(stage),
         )
     # The loss knows only differences; the shift makes 0 the mean score of the answers that SFT was trained on.
     with torch.no_grad():

@@ -10,6 +10,7 @@ from pipeline.offline import train_offline
 from pipeline.opening import open_base
 from pipeline.params.base import LoraParams
 from pipeline.params.sft import SFTParams
+from pipeline.recovery import recovery_of
 from pipeline.roles import Policy
 from pipeline.stage import Stage, run_stage
 from pipeline.update import Optimizer, ParameterGroup, cosine_to_tenth
@@ -46,6 +47,7 @@ def sft(stage: Stage) -> None:
             stage.runtime.microbatch_size,
             dropout=True,
             log=log,
+            recovery=recovery_of(stage),
         )
     after = loss_on(model, watched, stage.runtime.microbatch_size)
     backbone.save_adapter("sft", Path("artifacts/sft"))

@@ -64,9 +64,9 @@ def stage_file(name: str) -> Path:
     return Path(*module.split(".")).with_suffix(".py")
 
 
-# Modules that cannot change a stage's output bytes: they raise, report or draw.
+# Modules that cannot change a stage's output bytes: they raise, report, draw, wait or end the process.
 EXEMPT = {
-    *(Path("pipeline", name) for name in ("errors.py", "masking.py", "progress.py")),
+    *(Path("pipeline", name) for name in ("errors.py", "masking.py", "progress.py", "interruption.py", "lock.py")),
     *(path.relative_to(ROOT) for name in ("health", "tracking") for path in (ROOT / "pipeline" / name).glob("*.py")),
 }
 

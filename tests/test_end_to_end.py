@@ -7,6 +7,7 @@ import re
 import shutil
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -21,6 +22,7 @@ from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM
 
 from pipeline.base_model import locate
+from pipeline.files import hash_path
 
 ENVIRONMENT = os.environ | {"PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}", "COLUMNS": "200"}
 # The reward model as a stage loads it, over the whole part sft.
@@ -36,6 +38,10 @@ stage = untracked("evaluate", 0, load_section("runtime", RuntimeParams))
 rows, _ = demonstrations(read_demonstrations(Path("prepared/sft.jsonl")), stage.tokenizer)
 print(float(open_reward_model(stage, open_base(stage), "{name}").score_all(rows, 4).mean()))
 """
+STAGE_OUTPUTS = {
+    "sft": ("artifacts/sft", "metrics/sft.json", "plots/sft.tsv"),
+    "ppo": ("artifacts/policy", "artifacts/development", "metrics/ppo.json", "plots/ppo.tsv"),
+}
 ARTIFACTS = ("sft", "reward", "judge", "policy", "development", "evaluation")
 
 
@@ -257,6 +263,30 @@ def test_dpo_runs_when_asked_and_stands_beside_ppo(finished: tuple[Path, str]) -
         assert stages_run(run(folder, "dvc", "repro", "--dry").stdout) == []
         planned = run(folder, "dvc", "repro", "--dry", "alternatives/dvc.yaml:evaluate_dpo").stdout
     assert stages_run(planned) == ["alternatives/dvc.yaml:dpo"]
+
+
+@pytest.mark.parametrize("stage", ["sft", "ppo"])
+def test_a_killed_stage_goes_on_to_the_same_bytes_in_the_same_run(finished: tuple[Path, str], stage: str) -> None:
+    """Reports iterative/dvc#1214 and mlflow/mlflow#4248: kill -9, again, and the log says where it goes on; one row per step."""
+    folder, _ = finished
+    outputs = [folder / out for out in STAGE_OUTPUTS[stage]]
+    before = [hash_path(path) for path in outputs]
+    killed = subprocess.Popen([sys.executable, "-m", f"stages.{stage}"], cwd=folder, env=ENVIRONMENT)
+    while not list((folder / ".work" / stage).glob("*/step-*[0-9]")):
+        assert killed.poll() is None, "it ended before its first checkpoint"
+        time.sleep(0.01)
+    killed.kill()
+    killed.wait()
+    again = run(folder, sys.executable, "-m", f"stages.{stage}")
+    assert again.returncode == 0, again.stdout + again.stderr
+    assert f"{stage}: goes on after " in again.stdout
+    assert [hash_path(path) for path in outputs] == before
+    assert sorted(path.name for path in (folder / ".work" / stage).iterdir()) == ["lock", "pid"]
+    client = MlflowClient(f"sqlite:///{folder}/mlflow.db")
+    newest = newest_run(folder)
+    assert (newest.info.run_name, newest.info.status) == (stage, "FINISHED")
+    steps = sorted(metric.step for metric in client.get_metric_history(newest.info.run_id, "loss"))
+    assert steps == list(range(len((folder / f"plots/{stage}.tsv").read_text().splitlines()) - 1))
 
 
 @pytest.mark.parametrize(

@@ -1,7 +1,7 @@
 """Where findings are shown: in the log as they appear, in MLflow as tags and a table, and on demand as a table."""
 
 import textwrap
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict
 
@@ -35,6 +35,10 @@ class HealthLog:
         self.params = params
         self.found: list[Finding] = []
         self._watcher = step_watcher(stage, params)
+
+    def replay(self, rows: Sequence[Row]) -> None:
+        """Rows of an earlier process, which has said what it found in them."""
+        self.found += [finding for row in rows for finding in self._watcher.step(row)]
 
     def step(self, row: Row) -> None:
         """A row of the stage's curve."""

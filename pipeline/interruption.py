@@ -1,0 +1,117 @@
+"""When a stage is to stop: SIGINT, SIGTERM, a terminal that closes, or the death of the DVC that started it.
+
+Before training nothing can be lost, and a signal stops the stage wherever it is. Training goes on to the next poll: between
+two micro-batches or two decoded tokens all weights are those of the last optimizer step. A second signal does not wait.
+The module cannot change a result: it ends the process or does nothing.
+"""
+
+import ctypes
+import os
+import signal
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from types import FrameType
+
+PR_SET_PDEATHSIG = 1  # linux/prctl.h
+# Not SIGTERM: where a whole process group is ended, the parent's death must not count as the second signal.
+PARENT_DIED = signal.SIGUSR2
+STOPPING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+
+
+class Interrupted(BaseException):
+    """The process is to end. No Exception, so that no library takes it for a failure of its own."""
+
+    def __init__(self, received: signal.Signals):
+        super().__init__(received.name)
+        self.received = received
+
+    @property
+    def reason(self) -> str:
+        """For a sentence: stopped by ..."""
+        return "the end of the DVC that started it" if self.received == PARENT_DIED else self.received.name
+
+    @property
+    def exit_status(self) -> int:
+        """As a shell has it: 128 + the signal's number."""
+        return 128 + self.received
+
+
+class _Asked:
+    """What signals have asked of this process. Signals belong to the process, so there is one of these."""
+
+    received: signal.Signals | None = None
+    waits_for_poll = True
+
+
+@contextmanager
+def listening() -> Iterator[None]:
+    """Answers signals as this module says, at polls; where DVC runs the process, the death of DVC is one.
+
+    Raises:
+        Interrupted: DVC has died already.
+    """
+    before = {number: signal.getsignal(number) for number in (*STOPPING, PARENT_DIED)}
+    for number, answer in before.items():
+        if answer is not signal.SIG_IGN:  # `nohup` ignores SIGHUP, and a shell's `&` SIGINT: that is to stay
+            signal.signal(number, _answer)
+    _Asked.received, _Asked.waits_for_poll = None, True
+    under_dvc = "DVC_STAGE" in os.environ and sys.platform == "linux"
+    try:
+        if under_dvc:
+            _tell_of_parents_death(PARENT_DIED)
+            # DVC runs a stage in its own process group; whoever takes over an orphan is in another
+            if os.getpgid(os.getppid()) != os.getpgid(0):
+                raise Interrupted(PARENT_DIED)
+        yield
+    finally:
+        if under_dvc:
+            _tell_of_parents_death(0)
+        _Asked.received = None
+        for number, answer in before.items():
+            signal.signal(number, answer)
+
+
+def stop_anywhere() -> None:
+    """From now on a first signal is answered wherever it comes.
+
+    Raises:
+        Interrupted: one has come.
+    """
+    _Asked.waits_for_poll = False
+    poll()
+
+
+def wait_for_polls() -> None:
+    """From now on a first signal is answered at the next `poll`."""
+    _Asked.waits_for_poll = True
+
+
+def poll() -> None:
+    """A place to stop at.
+
+    Raises:
+        Interrupted: a signal has come.
+    """
+    if _Asked.received is not None:
+        raise Interrupted(_Asked.received)
+
+
+def _tell_of_parents_death(by: int) -> None:
+    """Asks the kernel for a signal when the parent dies; 0 for none. It comes once for each thread that the parent has."""
+    ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, int(by))
+
+
+def _answer(number: int, _: FrameType | None) -> None:
+    received, before = signal.Signals(number), _Asked.received
+    if before is None or before == PARENT_DIED:
+        _Asked.received = received
+    elif received != PARENT_DIED:
+        signal.signal(received, signal.SIG_DFL)
+        os.kill(os.getpid(), received)
+    if before is not None:
+        return
+    if not _Asked.waits_for_poll:
+        raise Interrupted(received)
+    # not print: a handler may come in the middle of one
+    os.write(2, f"{received.name}: stopping where nothing is lost; once more: at once.\n".encode())
