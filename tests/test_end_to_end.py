@@ -315,7 +315,10 @@ def test_nan_wherever_it_is_planted_fails_cleanly_and_leaves_the_artifacts(
     before = [hash_path(path) for path in artifacts]
     with contextlib.ExitStack() as planted:
         if where == "data":
-            stage, said = "prepare", "1 of 1 rows"
+            stage, said = (
+                "prepare",
+                "chosen is null, not text or messages prepare: data.pairs 'nan.jsonl' has no row that can be used",
+            )
             planted.enter_context(rewritten(folder / "nan.jsonl", BAD_PAIR))
             planted.enter_context(edited(folder, {"data.pairs": "nan.jsonl"}))
         elif where == "gradient":
