@@ -76,6 +76,7 @@ LAYERS = [
         "pipeline.masking",
         "pipeline.progress",
         "pipeline.lock",
+        "pipeline.finished",
         "pipeline.interruption",
         "pipeline.out_of_memory",
     ],
