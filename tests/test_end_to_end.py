@@ -330,7 +330,10 @@ def test_nan_wherever_it_is_planted_fails_cleanly_and_leaves_the_artifacts(
 ) -> None:
     """One sentence, no traceback, FAILED in MLflow with finite figures alone, and every artifact as it was."""
     folder, _ = finished
-    artifacts = [folder / name for name in ("prepared", "artifacts", "metrics", "plots")]
+    # prepared/rejects.jsonl is written anew: it lists the rows at fault
+    artifacts = [
+        folder / name for name in ("prepared/sft.jsonl", "prepared/ppo.jsonl", "artifacts", "metrics", "plots")
+    ]
     before = [hash_path(path) for path in artifacts]
     with contextlib.ExitStack() as planted:
         if where == "data":
