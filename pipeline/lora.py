@@ -11,7 +11,6 @@ Axes: N tokens, I in, O out, R rank.
 from typing import Any
 
 import torch
-import torch.nn.functional as F
 from peft.tuners import lora
 from torch import Tensor, nn
 from transformers import PreTrainedModel

@@ -14,7 +14,7 @@ def train_offline(
     batches: Iterable[Batch],
     optimizer: Optimizer,
     objective: Objective,
-    microbatch_size: int,
+    microbatch_tokens: int,
     dropout: bool,
     log: Callable[[int, dict[str, float]], None],
     recovery: Recovery | NoRecovery = NO_RECOVERY,
@@ -24,7 +24,7 @@ def train_offline(
     with model.backbone.training(dropout=dropout):
         for step, batch in enumerate(islice(batches, start, None), start):
             assert batch.num_terms > 0, "a batch has nothing to learn from"
-            stats = accumulate(model, batch, objective, microbatch_size)
+            stats = accumulate(model, batch, objective, microbatch_tokens)
             stats |= optimizer.step(stats["loss"])
             log(step, stats)
             recovery.reached(f"step {step + 1}")

@@ -135,16 +135,16 @@ def constant_after_warmup(warmup_steps: int) -> Callable[[int], float]:
 
 
 def accumulate(
-    model: Callable[[Batch], Any], minibatch: Batch, objective: Objective, microbatch_size: int
+    model: Callable[[Batch], Any], minibatch: Batch, objective: Objective, microbatch_tokens: int
 ) -> dict[str, float]:
     """Gradients of the minibatch's loss, micro-batch by micro-batch; the means of its terms.
 
-    Each micro-batch gives a SUM, divided by the minibatch's number of terms: the micro-batch size changes nothing but
-    memory, speed and rounding.
+    Each micro-batch gives a SUM, divided by the minibatch's number of terms: the size of micro-batches changes nothing
+    but memory, speed and rounding.
     """
     sums: dict[str, float] = {}
     maxima: dict[str, float] = {}
-    for _, micro in microbatches(minibatch, microbatch_size):
+    for _, micro in microbatches(minibatch, microbatch_tokens):
         micro = micro.to(model.device)
         terms = objective(model(micro), micro)
         (terms.loss_sum / minibatch.num_terms).backward()
@@ -164,7 +164,7 @@ class UpdatePlan:
 
     epochs: int
     minibatch_size: int
-    microbatch_size: int
+    microbatch_tokens: int
     stop_kl: float | None
 
 
@@ -180,14 +180,14 @@ class Rehearsal:
     demonstrations: Sequences
     coef: float
 
-    def accumulate(self, batch: Sequences, microbatch_size: int) -> float:
+    def accumulate(self, batch: Sequences, microbatch_tokens: int) -> float:
         """Adds the weighted gradients of the batch's SFT loss; the loss itself, in nats per token."""
 
         def weighted(output: PolicyOutput, rows: Sequences) -> Terms:
             terms = sft(output.logprobs_BR, rows.response_mask_BR)
             return Terms(self.coef * terms.loss_sum, terms.sums)
 
-        return accumulate(self.policy, batch, weighted, microbatch_size)["loss"]
+        return accumulate(self.policy, batch, weighted, microbatch_tokens)["loss"]
 
 
 def update(
@@ -216,13 +216,13 @@ def update(
     )
     stopped: tuple[Figures, ...] = ()
     for minibatch in islice(_minibatches(experience, plan, seed), len(taken), None):
-        stats = accumulate(policy, minibatch, objective, plan.microbatch_size)
+        stats = accumulate(policy, minibatch, objective, plan.microbatch_tokens)
         if plan.stop_kl is not None and stats.get("update_k3", 0.0) > plan.stop_kl:
             optimizer.zero_grad()
             stopped = (finite(stats),)
             break
         if rehearsal is not None:
-            stats["ptx_loss"] = rehearsal.accumulate(next(rehearsed), plan.microbatch_size)
+            stats["ptx_loss"] = rehearsal.accumulate(next(rehearsed), plan.microbatch_tokens)
             stats["loss"] += rehearsal.coef * stats["ptx_loss"]
         stats |= optimizer.step(stats["loss"])
         taken += (finite(stats),)

@@ -26,7 +26,7 @@ def runtime(**changes) -> RuntimeParams:
         "deterministic": True,
         "attention": "auto",
         "base_cache": "auto",
-        "microbatch_size": 4,
+        "microbatch_tokens": 256,
         "rollout_chunk": 64,
         "logprob_chunk": 64,
         "gradient_checkpointing": False,

@@ -173,7 +173,7 @@ SCORE_IN_A_FRESH_PROCESS = """
 import sys
 sys.path[:0] = [{tests!r}, {root!r}]
 from test_backbone import ROWS, reward_model_from
-print([score.hex() for score in reward_model_from({base!r}, {folder!r}).score_all(ROWS, 2).tolist()])
+print([score.hex() for score in reward_model_from({base!r}, {folder!r}).score_all(ROWS, 100).tolist()])
 """
 
 
@@ -193,7 +193,7 @@ def test_scores_are_equal_in_a_fresh_process(
     backbone = make_backbone(adapters=("reward",), quantization="nf4")
     head = ScalarHead(backbone.hidden_size, std=0.1)
     torch.nn.init.constant_(head.linear.bias, -0.25)
-    scores_B = RewardModel(backbone, "reward", head).score_all(ROWS, 2)
+    scores_B = RewardModel(backbone, "reward", head).score_all(ROWS, 100)
     backbone.save_adapter("reward", tmp_path)
     save_head(head, tmp_path)
     program = SCORE_IN_A_FRESH_PROCESS.format(
@@ -217,7 +217,7 @@ def test_score_is_read_at_the_last_real_token(make_backbone: Callable[..., Backb
     backbone = make_backbone(adapters=("reward",))
     model = RewardModel(backbone, "reward", ScalarHead(backbone.hidden_size, std=0.1))
     rows = sequences([([5, 2, 6], [8, 9, 2]), ([5, 2, 6], [8, 7, 2]), ([10, 2, 12, 13, 14, 15, 2, 17, 18], [19, 2])])
-    together_B = model.score_all(rows, 8)
+    together_B = model.score_all(rows, 1000)
     alone_B = torch.cat([model.score_all(row, 1) for row in rows.split(1)])
     torch.testing.assert_close(together_B, alone_B, rtol=0, atol=1e-4)
     assert abs(float(together_B[0] - together_B[1])) > 1e-3  # only the answer differs

@@ -35,7 +35,7 @@ OUT_OF_MEMORY = Rule(
     "out-of-memory",
     _no_curve_shows_it,
     "A batch, the sampler's cache or the dequantised copy of the base does not fit beside what else holds memory.",
-    "Halve runtime.microbatch_size (while sampling: runtime.rollout_chunk) until it fits; then set runtime.base_cache to off, "
+    "Halve runtime.microbatch_tokens (while sampling: runtime.rollout_chunk) until it fits; then set runtime.base_cache to off, "
     "runtime.gradient_checkpointing to true and runtime.logprob_chunk to 128. None of them changes the result beyond "
     "rounding. If it still does not fit, lower tokens.max_response.",
 )

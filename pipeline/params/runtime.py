@@ -17,7 +17,9 @@ class RuntimeParams(Section):
     base_cache: Literal["auto", "on", "off"] = param(
         "keep dequantised weights in memory: the same numbers, faster, larger", "auto"
     )
-    microbatch_size: int = param("rows per forward and backward in training", 8, ge=1)
+    microbatch_tokens: int = param(
+        "tokens per forward and backward, padding included; a longer row goes alone: memory grows with it", 1024, ge=1
+    )
     rollout_chunk: int = param("prompts that are sampled together", 64, ge=1)
     logprob_chunk: int = param("response tokens whose logits exist at once", 512, ge=1)
     gradient_checkpointing: bool = param("recompute activations in the backward pass: slower, smaller", False)
