@@ -4,7 +4,6 @@ Axes: B batch, R response tokens, T all tokens, N tokens counted one by one, H h
 Masks: True = counts, the end token included.
 """
 
-from collections.abc import Iterator
 from typing import Any
 
 import torch
@@ -71,26 +70,40 @@ def token_logprobs_and_entropies(
     """`token_logprobs`, the same numbers, with the entropy in nats of each token's distribution; float32, [N] each."""
     logprobs_N = torch.empty(len(ids_N), device=ids_N.device)
     entropies_N = torch.empty_like(logprobs_N)
-    for rows, logits_CV in _logit_chunks(hidden_NH, head_VH, temperature, chunk):
-        logprobs_N[rows], exps_CV, sums_C1 = _exponentials(logits_CV, ids_N[rows])
-        probabilities_CV = exps_CV.div_(sums_C1)
-        entropies_N[rows] = torch.special.entr(probabilities_CV, out=probabilities_CV).sum(-1)
+    for rows in _chunks(hidden_NH, head_VH, chunk):
+        logprobs_N[rows], entropies_N[rows] = _with_entropies(hidden_NH[rows], head_VH, ids_N[rows], temperature)
     return logprobs_N, entropies_N
 
 
-def _logit_chunks(hidden_NH: Tensor, head_VH: Tensor, temperature: float, chunk: int) -> Iterator[tuple[slice, Tensor]]:
+def _chunks(hidden_NH: Tensor, head_VH: Tensor, chunk: int) -> list[slice]:
+    """Work on a chunk is a function of its own, so that its logits are gone before the next one's are made."""
     size = max(1, min(chunk, LOGITS_AT_ONCE // len(head_VH)))
-    for start in range(0, len(hidden_NH), size):
-        rows = slice(start, start + size)
-        # contiguous: on CPU in bfloat16 a frozen head on a non-contiguous slice is 300 times slower
-        yield rows, F.linear(hidden_NH[rows].contiguous(), head_VH).float().div_(temperature)
+    return [slice(start, start + size) for start in range(0, len(hidden_NH), size)]
 
 
-def _exponentials(logits_CV: Tensor, ids_C: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """Log-probabilities of the ids, [C]; exp(logit - largest), in the place of the logits; and its sums, [C, 1].
+def _with_entropies(hidden_CH: Tensor, head_VH: Tensor, ids_C: Tensor, temperature: float) -> tuple[Tensor, Tensor]:
+    logprobs_C, exps_CV, sums_C1 = _exponentials(hidden_CH, head_VH, ids_C, temperature)
+    probabilities_CV = exps_CV.div_(sums_C1)
+    return logprobs_C, torch.special.entr(probabilities_CV, out=probabilities_CV).sum(-1)
 
-    The operations are those of torch.logsumexp, which would need two more tensors of the logits' size.
+
+def _with_slopes(hidden_CH: Tensor, head_VH: Tensor, ids_C: Tensor, temperature: float) -> tuple[Tensor, Tensor]:
+    """d logp / d logits = (one-hot - softmax) / temperature."""
+    logprobs_C, exps_CV, sums_C1 = _exponentials(hidden_CH, head_VH, ids_C, temperature)
+    slopes_CV = exps_CV.div_(sums_C1 * -temperature)
+    slopes_CV.scatter_add_(1, ids_C[:, None], torch.full_like(sums_C1, 1 / temperature))
+    return logprobs_C, slopes_CV.to(head_VH.dtype) @ head_VH
+
+
+def _exponentials(
+    hidden_CH: Tensor, head_VH: Tensor, ids_C: Tensor, temperature: float
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Log-probabilities of the ids, [C]; exp(logit - largest), [C, V]; and its sums, [C, 1]; float32.
+
+    The operations are those of torch.logsumexp, in place: it would need two more tensors of the logits' size.
     """
+    # contiguous: on CPU in bfloat16 a frozen head on a non-contiguous slice is 300 times slower
+    logits_CV = F.linear(hidden_CH.contiguous(), head_VH).float().div_(temperature)
     chosen_C1 = logits_CV.gather(-1, ids_C[:, None])
     largest_C1 = logits_CV.amax(-1, keepdim=True)
     exps_CV = logits_CV.sub_(largest_C1).exp_()
@@ -105,12 +118,11 @@ class _TokenLogprobs(torch.autograd.Function):
     def forward(ctx: Any, hidden_NH: Tensor, head_VH: Tensor, ids_N: Tensor, temperature: float, chunk: int) -> Tensor:
         logprobs_N = torch.empty(len(ids_N), device=ids_N.device)
         slopes_NH = torch.empty_like(hidden_NH) if ctx.needs_input_grad[0] else None
-        for rows, logits_CV in _logit_chunks(hidden_NH, head_VH, temperature, chunk):
-            logprobs_N[rows], exps_CV, sums_C1 = _exponentials(logits_CV, ids_N[rows])
-            if slopes_NH is not None:  # d logp / d logits = (one-hot - softmax) / temperature
-                slopes_CV = exps_CV.div_(sums_C1 * -temperature)
-                slopes_CV.scatter_add_(1, ids_N[rows, None], torch.full_like(sums_C1, 1 / temperature))
-                slopes_NH[rows] = slopes_CV.to(head_VH.dtype) @ head_VH
+        for rows in _chunks(hidden_NH, head_VH, chunk):
+            if slopes_NH is None:
+                logprobs_N[rows] = _exponentials(hidden_NH[rows], head_VH, ids_N[rows], temperature)[0]
+            else:
+                logprobs_N[rows], slopes_NH[rows] = _with_slopes(hidden_NH[rows], head_VH, ids_N[rows], temperature)
         ctx.save_for_backward(slopes_NH)
         return logprobs_N
 
