@@ -6,6 +6,8 @@ import torch
 from safetensors import SafetensorError
 from transformers import AutoConfig, AutoModelForCausalLM, BitsAndBytesConfig, PreTrainedModel
 
+from pipeline import attention as recompute
+from pipeline import blocks
 from pipeline.backbone import Backbone, BaseIdentity
 from pipeline.errors import BaseModelError
 from pipeline.params.base import BaseParams
@@ -21,7 +23,8 @@ def load_backbone(folder: Path, params: BaseParams, runtime: RuntimeParams, iden
     """
     device = pick_device(runtime)
     dtype = getattr(torch, params.dtype)
-    attention = runtime.attention if runtime.attention != "auto" else ("sdpa" if device.type == "cuda" else "eager")
+    recompute.register()
+    attention = runtime.attention if runtime.attention != "auto" else ("sdpa" if device.type == "cuda" else "recompute")
     try:
         config = AutoConfig.from_pretrained(folder, trust_remote_code=params.trust_remote_code)  # nosec B615  # a local folder
         for key, value in config.to_dict().items():
@@ -54,6 +57,7 @@ def load_backbone(folder: Path, params: BaseParams, runtime: RuntimeParams, iden
         raise BaseModelError(
             f"base.model {params.model!r} cannot be loaded from {folder}: {' '.join(str(error).split())[:300]}"
         ) from error
+    blocks.replace_forwards(causal)
     layers = replace_forwards(causal, dtype)
     if identity.tokenizer_length > causal.get_input_embeddings().weight.shape[0]:
         raise BaseModelError(

@@ -11,8 +11,9 @@ class RuntimeParams(Section):
     device: Literal["auto", "cpu", "cuda"] = param("auto takes a GPU where there is one", "auto")
     threads: int = param("CPU threads; the number changes the last bits of results", 2, ge=1)
     deterministic: bool = param("deterministic algorithms only", True)
-    attention: Literal["auto", "eager", "sdpa"] = param(
-        "auto: eager on CPU, where its backward is faster, and sdpa on a GPU", "auto"
+    attention: Literal["auto", "recompute", "eager", "sdpa"] = param(
+        "recompute: eager without keeping scores; auto: that on CPU, where sdpa's backward is slow, and sdpa on a GPU",
+        "auto",
     )
     base_cache: Literal["auto", "on", "off"] = param(
         "keep dequantised weights in memory: the same numbers, faster, larger", "auto"
