@@ -65,7 +65,7 @@ def load_backbone(folder: Path, params: BaseParams, runtime: RuntimeParams, iden
             "a token was added without a row for it: use the tokenizer that came with the model."
         )
     fill_cache(layers, runtime.base_cache, device)
-    return Backbone(causal, device, identity, runtime.gradient_checkpointing)
+    return Backbone(causal, device, identity, runtime.gradient_checkpointing, runtime.packing)
 
 
 def pick_device(runtime: RuntimeParams) -> torch.device:

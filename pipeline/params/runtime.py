@@ -24,6 +24,9 @@ class RuntimeParams(Section):
     rollout_chunk: int = param("prompts that are sampled together", 64, ge=1)
     logprob_chunk: int = param("response tokens whose logits exist at once", 512, ge=1)
     gradient_checkpointing: bool = param("recompute activations in the backward pass: slower, smaller", False)
+    packing: bool = param(
+        "rows of a micro-batch go through the model as one, without padding, and do not see each other", False
+    )
     checkpoint_steps: int = param("a training state is kept every so many optimizer steps", 100, ge=1)
     checkpoint_minutes: float = param("and where so many minutes have passed since the last one", 5.0, gt=0)
     log_every: int = param("a line of numbers every so many steps where there is no terminal", 5, ge=1)
