@@ -11,6 +11,7 @@ Axes: N tokens, I in, O out, R rank.
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 from peft.tuners import lora
 from torch import Tensor, nn
 from transformers import PreTrainedModel
@@ -29,6 +30,9 @@ class _InBasePrecision:
             return self.base_layer(x)
         (name,) = self.active_adapters
         dropped = self.lora_dropout[name](x)
+        if torch.compiler.is_compiling():  # the compiler fuses the plain formula by itself
+            low = F.linear(dropped, self.lora_A[name].weight.to(x.dtype)) * self.scaling[name]
+            return self.base_layer(x) + F.linear(low, self.lora_B[name].weight.to(x.dtype))
         return _AdaptedLinear.apply(
             x,
             None if dropped is x else dropped,

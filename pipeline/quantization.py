@@ -38,6 +38,9 @@ class FrozenLinear4bit(bnb.nn.Linear4bit):
 
     def forward(self, x: Tensor) -> Tensor:
         """x @ weight^T + bias, in the compute dtype; [..., out]."""
+        if self.cached_weight_OI is not None:
+            bias_O = None if self.bias is None else self.bias.to(self.compute_dtype)
+            return F.linear(x.to(self.compute_dtype), self.cached_weight_OI, bias_O)
         return _Linear.apply(x.to(self.compute_dtype), self)
 
 
@@ -47,11 +50,11 @@ class _Linear(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x: Tensor, layer: FrozenLinear4bit) -> Tensor:
         ctx.layer = layer
-        return F.linear(x, layer.weight_OI, None if layer.bias is None else layer.bias.to(x.dtype))
+        return F.linear(x, layer.dequantized(), None if layer.bias is None else layer.bias.to(x.dtype))
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:
-        return grad @ ctx.layer.weight_OI, None
+        return grad @ ctx.layer.dequantized(), None
 
 
 def check_shapes(model: nn.Module, skipped: set[str]) -> None:

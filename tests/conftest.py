@@ -30,6 +30,7 @@ def runtime(**changes) -> RuntimeParams:
         "rollout_chunk": 64,
         "logprob_chunk": 64,
         "gradient_checkpointing": False,
+        "compile": "off",
         "packing": False,
         "checkpoint_steps": 100,
         "checkpoint_minutes": 5.0,

@@ -24,6 +24,9 @@ class RuntimeParams(Section):
     rollout_chunk: int = param("prompts that are sampled together", 64, ge=1)
     logprob_chunk: int = param("response tokens whose logits exist at once", 512, ge=1)
     gradient_checkpointing: bool = param("recompute activations in the backward pass: slower, smaller", False)
+    compile: Literal["off", "layers"] = param(
+        "layers: each block becomes compiled code at its first use, which takes a minute and a C++ compiler", "off"
+    )
     packing: bool = param(
         "rows of a micro-batch go through the model as one, without padding, and do not see each other", False
     )
