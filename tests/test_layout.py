@@ -78,7 +78,9 @@ LAYERS = [
         "pipeline.masking",
         "pipeline.progress",
         "pipeline.lock",
+        "pipeline.finished",
         "pipeline.interruption",
+        "pipeline.out_of_memory",
     ],
     ["pipeline.errors", "pipeline.__init__"],
 ]
