@@ -124,7 +124,7 @@ class Stage:
             markup=False,
             style="yellow",
         )
-        self.tracker.set_tags({f"{name.removesuffix('_size')}.halved": str(limit)})
+        self.tracker.set_tags({f"{name.removesuffix('_tokens')}.halved": str(limit)})
 
     def log(self, step: int, metrics: dict[str, float]) -> None:
         """One step's figures, to MLflow, to the stage's curves, and to the rules that say what is wrong with them.
@@ -148,7 +148,16 @@ class Stage:
     def circumstances(self) -> dict[str, str]:
         """What may change the last bits of a result without being tracked."""
         settings = {f"runtime.{name}": value for name, value in flattened(self.runtime.model_dump())}
-        rounding = ("device", "threads", "deterministic", "attention", "microbatch_size", "rollout_chunk")
+        rounding = (
+            "device",
+            "threads",
+            "deterministic",
+            "attention",
+            "microbatch_tokens",
+            "rollout_chunk",
+            "packing",
+            "compile",
+        )
         return {package: version(package) for package in VERSIONS} | {
             key: settings[key] for key in (f"runtime.{name}" for name in rounding)
         }

@@ -37,7 +37,7 @@ from pipeline.params.section import load_section
 from pipeline.diagnosis.opening import untracked
 stage = untracked("evaluate", 0, load_section("runtime", RuntimeParams))
 rows, _ = demonstrations(read_demonstrations(Path("prepared/sft.jsonl")), stage.tokenizer)
-print(float(open_reward_model(stage, open_base(stage), "{name}").score_all(rows, 4).mean()))
+print(float(open_reward_model(stage, open_base(stage), "{name}").score_all(rows, 512).mean()))
 """
 STAGE_OUTPUTS = {
     "sft": ("artifacts/sft", "metrics/sft.json", "plots/sft.tsv"),
@@ -218,7 +218,7 @@ def test_a_second_repro_does_nothing(finished: tuple[Path, str]) -> None:
 
 def test_runtime_parameters_rerun_nothing(finished: tuple[Path, str]) -> None:
     folder, _ = finished
-    with edited(folder, {"runtime.log_every": 7, "runtime.microbatch_size": 8}):
+    with edited(folder, {"runtime.log_every": 7, "runtime.microbatch_tokens": 256}):
         assert "up to date" in run(folder, "dvc", "repro", "--dry").stdout
 
 

@@ -54,6 +54,8 @@ LAYERS = [
         "pipeline.weights",
         "pipeline.checkpoint",
         "pipeline.lora",
+        "pipeline.attention",
+        "pipeline.blocks",
         "pipeline.quantization",
         "pipeline.base_model",
         "pipeline.tiny",
