@@ -14,6 +14,8 @@ from torch import Tensor
 from pipeline import interruption
 from pipeline.batch import Rollout, pad_rows
 from pipeline.data.examples import Prompt, sequences
+from pipeline.data.tokenization import ChatTokenizer
+from pipeline.params.runtime import RuntimeParams
 from pipeline.randomness import uniforms
 from pipeline.roles import Policy
 from pipeline.sampler import OpenDecoder, decoding
@@ -27,7 +29,7 @@ class Sampling:
 
     samples: answers to each prompt; the prompt is read once.
     weights: merged: the adapter is added to the weights, which is faster and rounds them once more.
-    decoder: lean: by fewer and larger operations, for models that it knows; it rounds otherwise.
+    decoder, cuda_graphs: as in section `runtime`.
     greedy: the likeliest token instead; for reading, never for training.
     """
 
@@ -37,8 +39,21 @@ class Sampling:
     seed: int
     samples: int = 1
     weights: Literal["adapter", "merged"] = "adapter"
-    decoder: Literal["transformers", "lean"] = "transformers"
+    decoder: Literal["auto", "transformers", "lean"] = "auto"
+    cuda_graphs: bool = False
     greedy: bool = False
+
+
+def sampling_of(tokenizer: ChatTokenizer, runtime: RuntimeParams, seed: int) -> Sampling:
+    """One answer to each prompt, ended and cut where the tokenizer says."""
+    return Sampling(
+        tokenizer.max_response,
+        tokenizer.stop_ids,
+        runtime.rollout_chunk,
+        seed,
+        decoder=runtime.decoder,
+        cuda_graphs=runtime.cuda_graphs,
+    )
 
 
 def generate(policy: Policy, prompts: Sequence[Prompt], sampling: Sampling, step: int) -> Rollout:
@@ -51,8 +66,8 @@ def generate(policy: Policy, prompts: Sequence[Prompt], sampling: Sampling, step
     logprobs: list[list[float]] = []
     asked = [(prompt, sample) for prompt in prompts for sample in range(sampling.samples)]
     columns = max(len(prompt.ids) for prompt in prompts) + sampling.max_new_tokens
-    merge, lean = sampling.weights == "merged", sampling.decoder == "lean"
-    with decoding(policy.backbone, policy.adapter, merge, lean, columns) as open_decoder:
+    merge, decoder = sampling.weights == "merged", sampling.decoder
+    with decoding(policy.backbone, policy.adapter, merge, decoder, sampling.cuda_graphs, columns) as open_decoder:
         for start in range(0, len(asked), sampling.chunk):
             chunk = asked[start : start + sampling.chunk]
             ids, chunk_logprobs = _generate_chunk(policy, chunk, sampling, step, open_decoder)

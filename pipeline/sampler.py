@@ -12,6 +12,7 @@ from torch import Tensor
 from transformers import DynamicCache
 
 from pipeline.backbone import Backbone
+from pipeline.cuda_graphs import recorded
 from pipeline.lean_decoder import LeanDecoder, LeanModel, is_lean
 from pipeline.sampling_linears import Product, SamplingLinears, replaced_linears
 
@@ -68,21 +69,26 @@ class TransformersDecoder:
 
 
 @contextlib.contextmanager
-def decoding(backbone: Backbone, adapter: str | None, merge: bool, lean: bool, columns: int) -> Iterator[OpenDecoder]:
+def decoding(
+    backbone: Backbone, adapter: str | None, merge: bool, decoder: str, cuda_graphs: bool, columns: int
+) -> Iterator[OpenDecoder]:
     """Eval mode without gradients, and the weights to sample with; all as before after it, whatever happens.
 
     Args:
         merge: the adapter is merged into the weights.
-        lean: by the lean decoder where it knows the model.
+        decoder, cuda_graphs: as in section `runtime`.
         columns: the most tokens that a prompt and its answer may have.
     """
+    lean = decoder == "lean" or (decoder == "auto" and backbone.head_VH.dtype == torch.bfloat16)
     backbone.activate(adapter)
     with backbone.inference():
         linears = SamplingLinears(backbone, adapter, merge)
         if lean and is_lean(backbone.causal, columns):
             try:
                 model = LeanModel(backbone, linears)
-                yield lambda rows, columns: LeanDecoder(model, rows, columns)
+                # a recorded step cannot make a weight anew
+                record = recorded if cuda_graphs and backbone.device.type == "cuda" and not linears.fresh else None
+                yield lambda rows, columns: LeanDecoder(model, rows, columns, record)
             finally:
                 linears.restore()
         else:

@@ -138,7 +138,7 @@ class Stage:
     def circumstances(self) -> dict[str, str]:
         """What may change the last bits of a result without being tracked."""
         settings = {f"runtime.{name}": value for name, value in flattened(self.runtime.model_dump())}
-        rounding = ("device", "threads", "deterministic", "attention", "microbatch_size", "rollout_chunk")
+        rounding = ("device", "threads", "deterministic", "attention", "microbatch_size", "rollout_chunk", "decoder")
         return {package: version(package) for package in VERSIONS} | {
             key: settings[key] for key in (f"runtime.{name}" for name in rounding)
         }

@@ -28,6 +28,8 @@ def runtime(**changes) -> RuntimeParams:
         "base_cache": "auto",
         "microbatch_size": 4,
         "rollout_chunk": 64,
+        "decoder": "auto",
+        "cuda_graphs": False,
         "logprob_chunk": 64,
         "gradient_checkpointing": False,
         "checkpoint_steps": 100,

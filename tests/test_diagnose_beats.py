@@ -99,7 +99,7 @@ def goes_on_after_a_stop_token(patch: Patch, case: Case) -> None:
     patch.setattr(
         pipeline.rollout,
         "_generate_chunk",
-        lambda policy, asked, sampling, step: real(policy, asked, replace(sampling, stop_ids=()), step),
+        lambda policy, asked, sampling, *rest: real(policy, asked, replace(sampling, stop_ids=()), *rest),
     )
 
 
