@@ -77,7 +77,7 @@ def _generate(policy: Policy, prompts: Sequence[Prompt], sampling: Sampling, ste
     with decoding(policy.backbone, policy.adapter, merge, decoder, sampling.cuda_graphs, columns) as open_decoder:
         for start in range(0, len(asked), sampling.chunk):
             chunk = asked[start : start + sampling.chunk]
-            ids, chunk_logprobs = _generate_chunk(policy, chunk, sampling, step, open_decoder)
+            ids, chunk_logprobs = generate_chunk(policy, chunk, sampling, step, open_decoder)
             answers += ids
             logprobs += chunk_logprobs
     rows = sequences([(prompt.ids, answer) for (prompt, _), answer in zip(asked, answers, strict=True)])
@@ -92,9 +92,10 @@ def _generate(policy: Policy, prompts: Sequence[Prompt], sampling: Sampling, ste
     )
 
 
-def _generate_chunk(
+def generate_chunk(
     policy: Policy, asked: Sequence[tuple[Prompt, int]], sampling: Sampling, step: int, open_decoder: OpenDecoder
 ) -> tuple[list[list[int]], list[list[float]]]:
+    """Answers to pairs of prompt and sample index, all decoded together, and their tokens' log-probabilities."""
     device = policy.device
     stop_ids = torch.tensor(sampling.stop_ids, device=device)
     answers: list[list[int]] = [[] for _ in asked]

@@ -10,9 +10,11 @@ from types import SimpleNamespace
 import pytest
 import torch
 from conftest import LORA
+from peft import LoraConfig, get_peft_model
 from torch import Tensor
 from worlds import BASES, PROMPTS, SAMPLING, TO_THE_LIMIT, Setting, World, blocks, ppo_params
 
+import benchmarks.rollout
 import pipeline.sampling_linears
 from pipeline import interruption
 from pipeline.backbone import Backbone
@@ -23,6 +25,7 @@ from pipeline.roles import Policy
 from pipeline.rollout import Sampling, generate, left_padded
 from pipeline.sampler import TransformersDecoder, decoding
 from pipeline.sampling_linears import SamplingLinears, lora_layers, merged_weight, stacked
+from pipeline.tiny import tiny_model
 
 LEAN_FAMILIES = ("llama", "mistral", "qwen2")
 WAYS = [(weights, decoder) for weights in ("adapter", "merged") for decoder in ("transformers", "lean")]
@@ -394,3 +397,20 @@ def test_recording_calls_the_gpu_in_order(monkeypatch: pytest.MonkeyPatch) -> No
         *("wait", "warm-up begins", "call", "warm-up ends", "wait"),
         *("capture begins", "call", "capture ends", "replay"),
     ]
+
+
+# --- the benchmark ---
+
+
+def test_the_benchmark_runs_all_ways(make_backbone: Callable[..., Backbone]) -> None:
+    """On a tiny model, once; it checks for itself that each way makes the tokens that are asked for."""
+    model = get_peft_model(tiny_model(), LoraConfig(r=4, target_modules="all-linear", task_type="CAUSAL_LM")).eval()
+    found = benchmarks.rollout.measure(policy_of(make_backbone(dtype="bfloat16")), model, repeats=1)
+    assert {case: list(ways) for case, ways in found.items()} == {
+        case: [
+            *("generate", "ours, as in training", "+ finished rows leave", "+ one prefill for a group"),
+            *("+ linears packed", "+ lean decoder", "+ adapter merged"),
+        ]
+        for case in ("fixed", "varying", "groups")
+    }
+    assert all(speed > 0 for ways in found.values() for speed in ways.values())
