@@ -155,6 +155,7 @@ class Stage:
             "attention",
             "microbatch_tokens",
             "rollout_chunk",
+            "decoder",
             "packing",
             "compile",
         )
