@@ -1,0 +1,59 @@
+"""Our rollout on the embedded model, for planned response lengths."""
+
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from benchmarks.ours.roles import PACKAGES, asked, make_roles, open_backbone
+from benchmarks.probe import Figures, serve
+from benchmarks.setting import our_setting
+from benchmarks.work import Work
+from pipeline import rollout
+from pipeline.rollout import Sampling, generate
+
+STOP_ID = 0  # the first of the vocabulary: the number 0 is passed by its probability alone
+
+Noise = Callable[[int, int, list[tuple[int, int]], int], Tensor]
+
+
+def planned(noise: Noise, lengths: list[int]) -> Noise:
+    """Noise that makes row b sample STOP_ID as its token number `lengths[b]`, and no row before that.
+
+    A token is the first whose running sum of probabilities passes the row's number. Numbers in [0.5, 1) pass by the first token of the
+    vocabulary as long as that has less than half of the probability.
+    """
+
+    def uniforms(seed: int, step: int, keys: list[tuple[int, int]], token: int) -> Tensor:
+        ends_B = torch.tensor([lengths[row] == token + 1 for row, _ in keys])
+        return torch.where(ends_B, 0.0, 0.5 + noise(seed, step, keys, token) / 2)
+
+    return uniforms
+
+
+def run(request: dict[str, Any]) -> Figures:
+    """Seconds of each measured rollout, for each named list of response lengths."""
+    work = Work(**request["work"])
+    setting = our_setting(work, request.get("changes"))
+    policy = make_roles(open_backbone(Path(request["model"]), setting), setting).policy
+    noise = rollout.uniforms
+    seconds: dict[str, list[float]] = {}
+    for name, lengths in request["lengths"].items():
+        # answers cannot be made to end at will in any other way: it is the model that decides
+        rollout.uniforms = planned(noise, lengths)
+        sampling = Sampling(max(lengths), (STOP_ID,), setting.runtime.rollout_chunk, seed=0)
+        seconds[name] = []
+        for step, prompts in enumerate(asked(work)):
+            started = time.perf_counter()
+            made = generate(policy, prompts, sampling, step)
+            seconds[name].append(time.perf_counter() - started)
+            assert made.response_lengths_B.tolist() == lengths, "an answer has another length than planned"
+        del seconds[name][: work.warmup]
+    return {"seconds": seconds}
+
+
+if __name__ == "__main__":
+    serve(run, PACKAGES)

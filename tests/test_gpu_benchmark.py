@@ -1,0 +1,120 @@
+"""The script for a GPU, dry: every part on the CPU with a tiny shape; memory and time that run out."""
+
+import json
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from bitsandbytes.functional import dequantize_4bit
+from conftest import runtime
+
+from benchmarks import gpu, rates
+from benchmarks.floor import Beats
+from benchmarks.large import SHAPES, SPREAD, large_base
+from benchmarks.parts_in_time import run_parts
+from pipeline.quantization import FrozenLinear4bit
+
+CPU = torch.device("cpu")
+
+
+def test_a_dry_run_writes_every_part(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(rates, "SQUARE", {"cpu": 64})
+    monkeypatch.setattr(rates, "MEGABYTES", {"cpu": (1,)})
+    out = tmp_path / "gpu.json"
+    gpu.main(["--shape", "tiny", "--device", "cpu", "--out", str(out)])
+    report = json.loads(out.read_text())
+    found = report["parts"]
+    assert list(report["shape"]) and report["work"]["rows"] == 4
+    assert set(found) == {
+        "rates",
+        "determinism",
+        *(f"{stage}, base cache {cache}" for stage in ("sft", "ppo") for cache in ("on", "off")),
+        "reward, base cache on",
+    }
+    assert not any("failed" in figures or "skipped" in figures for figures in found.values())
+    assert found["determinism"]["equal"] is True
+    for cache in ("on", "off"):
+        ppo = found[f"ppo, base cache {cache}"]
+        assert ppo["rollout_tokens_per_second"] == pytest.approx(4 * 4 / ppo["seconds"]["rollout"])
+        assert ppo["update_tokens_per_second"] == pytest.approx(4 * 12 / ppo["seconds"]["update"])
+        assert ppo["peak_gb"] > 0 and ppo["update_share_of_flop_roofline"] > 0
+
+
+def test_shares_of_the_rooflines() -> None:
+    shares = gpu.shares(Beats(rollout=2.0, evaluate=1.0, update=3.0), {"rollout": 8.0, "update": 4.0})
+    assert shares == {"rollout_share_of_bandwidth_roofline": 0.25, "update_share_of_flop_roofline": 0.75}
+
+
+def record_in(found: dict[str, Any]) -> Any:
+    """A `record` that keeps what it is told."""
+    return lambda name, figures: found.update({name: figures})
+
+
+def test_a_part_that_runs_out_of_memory_is_recorded_and_the_next_begins() -> None:
+    found: dict[str, Any] = {}
+    cleaned = []
+
+    def too_large() -> dict[str, Any]:
+        raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 12 GiB.\nmore")
+
+    run_parts({"one": too_large, "two": lambda: {"x": 1}}, record_in(found), 60, lambda: cleaned.append(1), lambda: 0.0)
+    assert found == {
+        "one": {
+            "failed": "out of memory",
+            "said": "CUDA out of memory. Tried to allocate 12 GiB.",
+            "wall_seconds": 0.0,
+        },
+        "two": {"x": 1, "wall_seconds": 0.0},
+    }
+    assert len(cleaned) == 2
+
+
+def test_no_part_goes_on_when_time_is_up() -> None:
+    found: dict[str, Any] = {}
+
+    def endless() -> dict[str, Any]:
+        while True:
+            time.sleep(0.01)
+
+    run_parts({"one": endless, "two": lambda: {"x": 1}}, record_in(found), 0.2, lambda: None)
+    assert found["one"]["failed"] == "out of time"
+    assert found["two"] == {"skipped": "no time was left"}
+
+
+def test_other_errors_are_not_swallowed() -> None:
+    def wrong() -> dict[str, Any]:
+        raise ValueError("a bug")
+
+    with pytest.raises(ValueError, match="a bug"):
+        run_parts({"one": wrong}, lambda *_: None, 60, lambda: None)
+
+
+def test_the_random_base_is_packed_and_whole() -> None:
+    """14 linears of two layers in 4 bits, nothing left without memory, rotary frequencies real: 1, ..., for heads of 16."""
+    base = large_base("tiny", CPU, runtime(base_cache="off"))
+    layers = [module for module in base.backbone.causal.modules() if isinstance(module, FrozenLinear4bit)]
+    assert len(layers) == len(base.layers) == 14
+    assert all(layer.weight.dtype == torch.uint8 and layer.cached_weight_OI is None for layer in layers)
+    assert not any(tensor.is_meta for tensor in base.backbone.causal.state_dict().values())
+    spread = float(dequantize_4bit(layers[0].weight.data, layers[0].weight.quant_state).float().std())
+    assert spread == pytest.approx(SPREAD, rel=0.1)
+    frequencies = base.backbone.decoder.rotary_emb.inv_freq
+    torch.testing.assert_close(frequencies, 10_000.0 ** (-torch.arange(0, 16, 2) / 16))
+    base.keep_cache("on")
+    assert all(layer.cached_weight_OI.dtype == torch.bfloat16 for layer in layers)
+
+
+@pytest.mark.parametrize(("name", "billions"), [("llama", 6.738), ("mistral", 7.248), ("qwen2.5", 7.616)], ids=str)
+def test_the_shapes_are_those_of_the_7b_models(name: str, billions: float) -> None:
+    """The parameter counts that their makers publish; biases and norms included, without memory."""
+    from accelerate import init_empty_weights
+    from transformers import AutoConfig, AutoModelForCausalLM
+
+    shape = dict(SHAPES[name])
+    with init_empty_weights():
+        model = AutoModelForCausalLM.from_config(
+            AutoConfig.for_model(shape.pop("model_type"), **shape, tie_word_embeddings=False)
+        )
+    assert sum(parameter.numel() for parameter in model.parameters()) / 1e9 == pytest.approx(billions, abs=0.001)
