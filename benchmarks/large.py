@@ -104,17 +104,17 @@ def _empty(config: PretrainedConfig, attention: str) -> PreTrainedModel:
 
 @torch.no_grad()
 def _fill(causal: PreTrainedModel, device: torch.device) -> None:
+    """Puts packed linears in the place of the blocks' empty ones, then fills the rest: embedding, head, norms."""
     head = causal.get_output_embeddings()
-    for parent in list(causal.modules()):
-        for name, child in list(parent.named_children()):
-            if isinstance(child, nn.Linear) and child is not head:
-                setattr(parent, name, _random_linear(child, device))
-        for name, parameter in list(parent.named_parameters(recurse=False)):
+    empty = [name for name, module in causal.named_modules() if isinstance(module, nn.Linear) and module is not head]
+    for name in empty:
+        causal.set_submodule(name, _random_linear(causal.get_submodule(name), device))
+    for module in causal.modules():
+        for name, parameter in list(module.named_parameters(recurse=False)):
             if parameter.is_meta:
-                setattr(parent, name, nn.Parameter(_random(parameter), requires_grad=False))
-        for name, buffer in list(parent.named_buffers(recurse=False)):
-            setattr(parent, name, buffer.to(device))
-    causal.requires_grad_(False)
+                setattr(module, name, nn.Parameter(_random(parameter)))
+        for name, buffer in list(module.named_buffers(recurse=False)):
+            setattr(module, name, buffer.to(device))
 
 
 def _random_linear(empty: nn.Linear, device: torch.device) -> bnb.nn.Linear4bit:

@@ -155,7 +155,7 @@ def test_growth_goes_as_far_as_the_issue_says() -> None:
     assert [work.rows for work in works if work.row_tokens == 64] == [4, 16, 64]
 
 
-def test_our_setting_is_the_work(tmp_path: Path) -> None:
+def test_our_setting_is_the_work() -> None:
     setting = our_setting(Work(rows=8, epochs=3, lora_r=4), {"base": {"quantization": "nf4"}})
     assert (setting.ppo.rollout_size, setting.ppo.minibatch_size, setting.ppo.epochs) == (8, 8, 3)
     assert (setting.lora.r, setting.lora.alpha, setting.base.quantization) == (4, 8.0, "nf4")
