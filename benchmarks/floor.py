@@ -90,16 +90,25 @@ def decode_step(shape: Shape, rates: Rates, rows: int, context: float) -> float:
     return max(computing, step_bytes(shape, rows, context) / rates.bandwidth)
 
 
+def prefill(shape: Shape, rates: Rates, rows: int, prompt: int) -> float:
+    """Seconds until the first new token of every row."""
+    return forward_flops(shape, rows * prompt, rows) / rates.flops
+
+
+def decoding(shape: Shape, rates: Rates, rows: int, prompt: int, response: int) -> float:
+    """Seconds of the other tokens, at their mean context."""
+    return (response - 1) * decode_step(shape, rates, rows, prompt + response / 2)
+
+
 def beats(shape: Shape, rates: Rates, rows: int, prompt: int, response: int, epochs: int) -> Beats:
     """The floor of one iteration.
 
-    The first new token comes from the prefill. Evaluation is one forward, which no design can do without; one for each of policy,
+    Evaluation is one forward, which no design can do without; one for each of policy,
     reference and reward model takes three times that.
     """
-    prefill = forward_flops(shape, rows * prompt, rows) / rates.flops
-    decoding = (response - 1) * decode_step(shape, rates, rows, prompt + response / 2)
+    rollout = prefill(shape, rates, rows, prompt) + decoding(shape, rates, rows, prompt, response)
     tokens, head_tokens = rows * (prompt + response), rows * response
     forward = forward_flops(shape, tokens, head_tokens) / rates.flops
     backward = backward_flops(shape, tokens, head_tokens) / rates.flops
     adam = ADAM_BYTES * shape.lora / rates.bandwidth
-    return Beats(prefill + decoding, forward, epochs * (forward + backward + adam))
+    return Beats(rollout, forward, epochs * (forward + backward + adam))

@@ -24,25 +24,27 @@ import pipeline  # noqa: F401  # isort: skip  (before torch: it says how its thr
 
 import torch
 
-from benchmarks.floor import Beats, Rates, Shape, beats
+from benchmarks.floor import Rates, Shape, beats, decoding
 from benchmarks.large import SHAPES, LargeBase, large_base
 from benchmarks.ours.offline import reward_seconds, sft_seconds
-from benchmarks.ours.roles import PACKAGES, Roles, Stopwatch, make_roles, train
+from benchmarks.ours.roles import PACKAGES, Roles, Stopwatch, asked, make_roles, sampling_of, train
 from benchmarks.parts_in_time import run_parts
 from benchmarks.probe import ROOT, peak_gb
 from benchmarks.rates import rates
-from benchmarks.setting import Setting, our_setting, rows_at_once
+from benchmarks.setting import GPU_RUNTIME, Setting, our_setting, rows_at_once
 from benchmarks.work import Work
 from pipeline.randomness import prepare_torch
+from pipeline.rollout import generate
 from pipeline.weights import hash_tensors
 
 SECONDS = 450.0  # less than the 8 minutes that the whole may take: start and end need some
 OFFLINE_ROWS = 16  # rows, or pairs, per optimizer step of SFT and of the reward model
+WARMING_ROWS = 4
 REPEATED = 3  # iterations whose result is compared
 NF4_BYTES = 0.5 + 1 / 64  # per weight as packed: 4 bits, and 8 bits of scale for each block of 64
 
-LARGE = Work(rows=64, prompt=256, response=256, epochs=2, iterations=1, highest_id=31_000)
-TINY = Work(rows=4, prompt=8, response=4, epochs=1, iterations=1, highest_id=300)
+LARGE = Work(rows=64, prompt=256, response=256, epochs=2, warmup=0, iterations=1, highest_id=31_000)
+TINY = Work(rows=4, prompt=8, response=4, epochs=1, warmup=0, iterations=1, highest_id=300)
 
 
 @dataclass
@@ -61,13 +63,17 @@ class Bench:
         if self.device.type == "cuda":
             torch.cuda.synchronize(self.device)
 
-    def measured(self, cache: str, part: Callable[["Bench"], dict[str, Any]]) -> dict[str, Any]:
-        """A part with the base cache on or off: its figures and its peak memory; its adapters are gone after it."""
+    def open_base(self, cache: str) -> None:
+        """A fresh base, without adapters, in the place of the one before; its cache on or off."""
         self.base = None
         self.clean_up()
-        setting = self.setting.changed({"runtime": {"base_cache": cache}})
-        prepare_torch(0, setting.runtime)
-        self.base = large_base(self.shape, self.device, setting.runtime)
+        runtime = self.setting.changed({"runtime": {"base_cache": cache}}).runtime
+        prepare_torch(0, runtime)
+        self.base = large_base(self.shape, self.device, runtime)
+
+    def measured(self, cache: str, part: Callable[["Bench"], dict[str, Any]]) -> dict[str, Any]:
+        """A part's figures on a fresh base, with what the base holds and the part's peak memory."""
+        self.open_base(cache)
         held = self.held_gb()
         self.forget_peak()
         return part(self) | {"base_gb": held, "peak_gb": self.peak_gb()}
@@ -101,7 +107,7 @@ def measure_rates(bench: Bench) -> dict[str, Any]:
 
 def measure_offline(steps: Callable[..., list[float]], rows_per_step: int, bench: Bench) -> dict[str, Any]:
     """Seconds and tokens per second of optimizer steps of SFT or of the reward model."""
-    work = replace(bench.work, rows=min(OFFLINE_ROWS, bench.work.rows), iterations=2)
+    work = replace(bench.work, rows=min(OFFLINE_ROWS, bench.work.rows), warmup=1, iterations=2)
     seconds = steps(bench.base.backbone, bench.setting, work, bench.synchronize)[work.warmup :]
     tokens = rows_per_step * work.rows * work.row_tokens
     median = statistics.median(seconds)
@@ -112,39 +118,43 @@ def measure_ppo(cache: str, bench: Bench) -> dict[str, Any]:
     """Seconds and tokens per second of each beat, and the share of what the card could do."""
     work = bench.work
     stopwatch = Stopwatch(bench.synchronize)
-    train(make_roles(bench.base.backbone, bench.setting), bench.setting, work, stopwatch)
-    seconds = stopwatch.seconds[-1]
+    roles = make_roles(bench.base.backbone, bench.setting)
+    few = replace(work, rows=WARMING_ROWS, response=2)  # what a first pass loads and chooses is no part of an iteration
+    train(roles, our_setting(few, bench_changes(bench.device)), few, Stopwatch(bench.synchronize))
+    train(roles, bench.setting, work, stopwatch)
+    seconds = stopwatch.seconds[-1] | {"prefill": _prefill_seconds(bench, roles)}
+    decode_seconds = seconds["rollout"] - seconds["prefill"]
     new_tokens, tokens = work.rows * work.response, work.rows * work.row_tokens
     figures = {
         "seconds": seconds,
         "rollout_tokens_per_second": new_tokens / seconds["rollout"],
+        "decode_tokens_per_second": (new_tokens - work.rows) / decode_seconds,
         "evaluate_tokens_per_second": tokens / seconds["evaluate"],
         "update_tokens_per_second": work.updated_tokens / seconds["update"],
     }
     if bench.rates is None:
         return figures
-    weight_bytes = 2.0 if cache == "on" else NF4_BYTES
-    least = beats(
-        Shape.of(SHAPES[bench.shape], work.lora_r, weight_bytes),
-        bench.rates,
-        work.rows,
-        work.prompt,
-        work.response,
-        work.epochs,
-    )
-    return figures | shares(least, seconds)
-
-
-def shares(least: Beats, seconds: dict[str, float]) -> dict[str, float]:
-    """The floor over what was measured: 1 is the roofline. Decoding is bound by bandwidth, the update by operations."""
-    return {
-        "rollout_share_of_bandwidth_roofline": least.rollout / seconds["rollout"],
-        "update_share_of_flop_roofline": least.update / seconds["update"],
+    shape = Shape.of(SHAPES[bench.shape], work.lora_r, 2.0 if cache == "on" else NF4_BYTES)
+    least_update = beats(shape, bench.rates, work.rows, work.prompt, work.response, work.epochs).update
+    least_decoding = decoding(shape, bench.rates, work.rows, work.prompt, work.response)
+    # the floor over what was measured: 1 is the roofline
+    return figures | {
+        "decode_share_of_bandwidth_roofline": least_decoding / decode_seconds,
+        "update_share_of_flop_roofline": least_update / seconds["update"],
     }
 
 
+def _prefill_seconds(bench: Bench, roles: Roles) -> float:
+    """A rollout of one token: what a rollout takes until decoding begins."""
+    prompts = asked(bench.work)[0]
+    watch = Stopwatch(bench.synchronize)
+    started = watch.now()
+    generate(roles.policy, prompts, sampling_of(bench.setting, 1), step=0)
+    return watch.now() - started
+
+
 def measure_determinism(bench: Bench) -> dict[str, Any]:
-    """The hash of policy and critic after three iterations, twice from the same start; the base stays."""
+    """The hash of policy and critic after three iterations, twice from the same seed, each time on a fresh base."""
     work = replace(
         bench.work, rows=min(16, bench.work.rows), response=min(64, bench.work.response), warmup=0, iterations=REPEATED
     )
@@ -152,7 +162,8 @@ def measure_determinism(bench: Bench) -> dict[str, Any]:
     assert setting.runtime.deterministic, "the recipe must ask for deterministic algorithms"
     hashes = []
     for _ in range(2):
-        bench.measured("on", lambda again: hashes.append(_trained_hash(again, setting, work)) or {})
+        bench.open_base("on")
+        hashes.append(_trained_hash(bench, setting, work))
     return {"iterations": REPEATED, "hashes": hashes, "equal": hashes[0] == hashes[1]}
 
 
@@ -176,7 +187,7 @@ def bench_changes(device: torch.device) -> dict[str, dict[str, Any]]:
     kind = "cuda" if device.type == "cuda" else "cpu"
     return {
         "base": {"quantization": "nf4"},
-        "runtime": {"device": kind, "microbatch_size": 8, "rollout_chunk": 64},
+        "runtime": {"device": kind} | GPU_RUNTIME,
     }
 
 
@@ -206,7 +217,7 @@ def circumstances(bench: Bench) -> dict[str, Any]:
         "versions": {package: version(package) for package in PACKAGES},
         "shape": {"name": bench.shape, **SHAPES[bench.shape]},
         "work": asdict(bench.work),
-        "rows_at_once": rows_at_once(bench.setting.runtime),
+        "rows_at_once": rows_at_once(bench.setting.runtime, bench.work.row_tokens),
         "setting": bench.setting.stated(),
     }
 

@@ -3,7 +3,7 @@
 from dataclasses import dataclass, replace
 from typing import Any
 
-from benchmarks.setting import our_setting, rows_at_once
+from benchmarks.setting import ROLLOUT_VARIANTS, our_setting, rows_at_once
 from benchmarks.work import Work, spread_lengths
 
 OURS, PEER = "ours", "peer"
@@ -76,9 +76,14 @@ def _ppo(work: Work, model: str) -> tuple[Probe, ...]:
 def _rollout(work: Work, model: str) -> tuple[Probe, ...]:
     lengths = {FIXED: [work.response] * work.rows, VARIED: spread_lengths(work.rows, SHORTEST, LONGEST)}
     request = work.request(model=model, lengths=lengths)
+    variants = (
+        Probe(name, OURS, "benchmarks.ours.rollout", request | {"changes": changes})
+        for name, changes in ROLLOUT_VARIANTS.items()
+    )
     return (
         Probe(OURS, OURS, "benchmarks.ours.rollout", request),
         Probe("plain generate", PEER, "benchmarks.peer.generate", request),
+        *variants,
     )
 
 
@@ -89,7 +94,7 @@ def _sft(work: Work, model: str) -> tuple[Probe, ...]:
             "plain PEFT",
             PEER,
             "benchmarks.peer.sft",
-            work.request(model=model, microbatch=rows_at_once(our_setting(work).runtime)),
+            work.request(model=model, microbatch=rows_at_once(our_setting(work).runtime, work.row_tokens)),
         ),
     )
 

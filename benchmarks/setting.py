@@ -17,7 +17,14 @@ RUNTIME: dict[str, Any] = {
     "device": "cpu",
     "microbatch_size": 4,
 }
+GPU_RUNTIME: dict[str, Any] = {  # at rows of 512 tokens
+    "microbatch_size": 8,
+    "rollout_chunk": 64,
+}
 Changes = dict[str, dict[str, Any]]
+ROLLOUT_VARIANTS: dict[str, Changes] = {  # what a rollout takes with one thing changed
+    "ours, attention: sdpa": {"runtime": {"attention": "sdpa"}},
+}
 
 
 @dataclass(frozen=True)
@@ -67,6 +74,11 @@ def our_setting(work: Work, changes: Changes | None = None) -> Setting:
     return recipe.changed(equal_work).changed(changes or {})
 
 
-def rows_at_once(runtime: RuntimeParams) -> int:
-    """Rows of a micro-batch, so that the peer can be given as many."""
+def microbatch(runtime: RuntimeParams) -> int:
+    """The size of a micro-batch as the loops take it."""
+    return runtime.microbatch_size
+
+
+def rows_at_once(runtime: RuntimeParams, row_tokens: int) -> int:
+    """Rows of a micro-batch where all have so many tokens; the peer is given as many."""
     return runtime.microbatch_size

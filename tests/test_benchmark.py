@@ -3,6 +3,7 @@
 import subprocess
 import sys
 from collections.abc import Callable
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +17,7 @@ from benchmarks.ours.roles import Stopwatch
 from benchmarks.ours.rollout import STOP_ID, planned
 from benchmarks.plan import NF4, OURS, PEER, PEER_SETTINGS, growing, parts
 from benchmarks.probe import ProbeError, measure
-from benchmarks.render import BEGIN, END, PAGE, block, read_report, with_block
+from benchmarks.render import BEGIN, END, PAGE, block, markdown, read_report, with_block
 from benchmarks.results import TARGETS, judged, spread
 from benchmarks.setting import our_setting, rows_at_once
 from benchmarks.work import Work, prompt_ids, spread_lengths
@@ -146,7 +147,7 @@ def test_ours_and_the_peers_take_turns() -> None:
 
 def test_the_peer_has_our_microbatch_in_sft() -> None:
     sft = next(part for part in parts(Work(), "model") if part.name == "sft")
-    assert sft.probes[1].request["microbatch"] == rows_at_once(our_setting(Work()).runtime)
+    assert sft.probes[1].request["microbatch"] == rows_at_once(our_setting(Work()).runtime, 64)
 
 
 def test_growth_goes_as_far_as_the_issue_says() -> None:
@@ -205,6 +206,34 @@ def test_the_parent_is_small() -> None:
     """A child's peak memory begins at what its parent held when it forked."""
     code = "import benchmarks.bench, sys; sys.exit('torch' in sys.modules)"
     subprocess.run([sys.executable, "-c", code], cwd=ROOT, check=True)
+
+
+def test_the_tables_hold_the_figures(measured: dict[str, Any]) -> None:
+    growth = results.summarize_growth(
+        {"64 rows of 64 tokens": ppo_runs([8.0], 2.5), "4 rows of 64 tokens": ppo_runs([2.0], 1.5)}
+    )
+    floor = {"iteration": 3.0, "rollout": 1.0, "evaluate": 0.5, "update": 1.5}
+    parts = measured | {"growth": growth, "rates": {"flops": 2e12, "bandwidth": 3e10, "floor_seconds": floor}}
+    report = {
+        "machine": machine.describe(),
+        "load": {"before": [0.5, 0.5, 0.5], "after": [2.0, 1.5, 1.0]},
+        "work": asdict(Work()),
+        "repetitions": 3,
+        "minutes": 38.2,
+        "setting": our_setting(Work()).stated(),
+        "versions": {OURS: {"torch": "2.13.0"}, PEER: {"trl": "1.12.0"}},
+        "parts": parts,
+        "targets": judged(parts),
+    }
+    lines = markdown(report).splitlines()
+    assert "| PPO iteration, seconds: ours over TRL's fastest setting | 0.25 | at most 0.333 | yes |" in lines
+    assert "| PPO, peak memory: ours over TRL's leanest setting | 0.68 | at most 0.5 | **no** |" in lines
+    ours = "| ours | 4.00 (3.00 to 9.00) | 2.00 (1.50 to 4.50) | 0.50 (0.38 to 1.12) | 1.00 (0.75 to 2.25) | 5 | 64 | 1.70 |"
+    assert ours in lines
+    rows = [line.split(" |")[0] for line in lines if "rows of" in line]
+    assert rows == ["| 4 rows of 64 tokens", "| 64 rows of 64 tokens"]
+    assert "| 30 | 1.300 | 1.000 |" in lines
+    assert "iteration 3.00 s, rollout 1.00 s, evaluate 0.50 s, update 1.50 s." in markdown(report)
 
 
 def test_the_page_shows_the_last_run() -> None:

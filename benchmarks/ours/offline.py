@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import replace
 from typing import Any
 
-from benchmarks.setting import Setting
+from benchmarks.setting import Setting, microbatch
 from benchmarks.work import Work, prompt_ids
 from pipeline.backbone import Backbone
 from pipeline.batch import Batch, Pairs, Sequences
@@ -76,5 +76,5 @@ def _steps(
         moments.append(time.perf_counter())
 
     optimizer = Optimizer(groups, PEAK_NORM, constant_after_warmup(0))
-    train_offline(model, batches, optimizer, objective, setting.runtime.microbatch_size, dropout=True, log=log)
+    train_offline(model, batches, optimizer, objective, microbatch(setting.runtime), dropout=True, log=log)
     return [after - before for before, after in itertools.pairwise(moments)]

@@ -14,7 +14,7 @@ from typing import Any
 
 import torch
 
-from benchmarks.setting import Setting
+from benchmarks.setting import Setting, microbatch
 from benchmarks.work import Work, prompt_ids
 from pipeline import online
 from pipeline.algorithms import algorithm_of
@@ -115,9 +115,9 @@ class Stopwatch:
         return timed
 
 
-def sampling_of(setting: Setting, response: int) -> Sampling:
-    """Answers of exactly `response` tokens."""
-    return Sampling(response, NO_STOP, setting.runtime.rollout_chunk, seed=0)
+def sampling_of(setting: Setting, response: int, stop_ids: tuple[int, ...] = NO_STOP) -> Sampling:
+    """Answers of exactly `response` tokens, or of at most so many where something stops them."""
+    return Sampling(response, stop_ids, setting.runtime.rollout_chunk, seed=0)
 
 
 def asked(work: Work) -> list[list[Prompt]]:
@@ -136,7 +136,7 @@ def train(
     watch: Callable[[int], None] = lambda _: None,
 ) -> None:
     """The real loop over the work. Every answer must have its length, and every planned optimizer step be taken."""
-    cfg, runtime = setting.ppo, setting.runtime
+    cfg = setting.ppo
 
     def check(_: int, figures: dict[str, float], experience: Experience) -> None:
         assert experience.response_lengths_B.unique().tolist() == [work.response], "an answer stopped early"
@@ -151,14 +151,14 @@ def train(
             roles.policy,
             roles.reference,
             lambda rollout: roles.reward_model.score_minibatches(
-                rollout, END_ID, runtime.microbatch_size, cfg.minibatch_size
+                rollout, END_ID, microbatch(setting.runtime), cfg.minibatch_size
             ),
             asked(work),
             roles.optimizer,
             algorithm_of(cfg),
             cfg,
             sampling_of(setting, work.response),
-            runtime.microbatch_size,
+            microbatch(setting.runtime),
             check,
             watched,
         )

@@ -8,12 +8,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from benchmarks.ours.roles import PACKAGES, asked, make_roles, open_backbone
+from benchmarks.ours.roles import PACKAGES, asked, make_roles, open_backbone, sampling_of
 from benchmarks.probe import Figures, serve
 from benchmarks.setting import our_setting
 from benchmarks.work import Work
 from pipeline import rollout
-from pipeline.rollout import Sampling, generate
+from pipeline.rollout import generate
 
 STOP_ID = 0  # the first of the vocabulary: the number 0 is passed by its probability alone
 
@@ -44,7 +44,7 @@ def run(request: dict[str, Any]) -> Figures:
     for name, lengths in request["lengths"].items():
         # answers cannot be made to end at will in any other way: it is the model that decides
         rollout.uniforms = planned(noise, lengths)
-        sampling = Sampling(max(lengths), (STOP_ID,), setting.runtime.rollout_chunk, seed=0)
+        sampling = sampling_of(setting, max(lengths), (STOP_ID,))
         seconds[name] = []
         for step, prompts in enumerate(asked(work)):
             started = time.perf_counter()

@@ -6,7 +6,7 @@ from typing import Any
 from benchmarks.ours.offline import sft_seconds
 from benchmarks.ours.roles import PACKAGES, open_backbone
 from benchmarks.probe import Figures, serve
-from benchmarks.setting import our_setting, rows_at_once
+from benchmarks.setting import our_setting
 from benchmarks.work import Work
 
 
@@ -16,7 +16,7 @@ def run(request: dict[str, Any]) -> Figures:
     setting = our_setting(work, request.get("changes"))
     backbone = open_backbone(Path(request["model"]), setting)
     seconds = sft_seconds(backbone, setting, work)
-    return {"seconds": seconds[work.warmup :], "rows_at_once": rows_at_once(setting.runtime)}
+    return {"seconds": seconds[work.warmup :]}
 
 
 if __name__ == "__main__":
