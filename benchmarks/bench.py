@@ -14,7 +14,7 @@ import subprocess
 import sys
 import time
 from collections import defaultdict
-from dataclasses import asdict, replace
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +22,7 @@ from benchmarks import machine, results
 from benchmarks.plan import OURS, PART_NAMES, PEER, Part, parts
 from benchmarks.probe import ROOT, Figures, ProbeError, measure
 from benchmarks.render import markdown
-from benchmarks.setting import our_setting
+from benchmarks.setting import RUNTIME, our_setting
 from benchmarks.work import Work
 from pipeline.files import write_json
 
@@ -86,18 +86,17 @@ def main() -> None:
     """Measures, writes, prints; exit status 1 where nothing could be measured."""
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--only", action="append", choices=PART_NAMES, help="measure this part alone; may be repeated")
-    parser.add_argument("--quick", action="store_true", help="one repetition of one iteration")
+    parser.add_argument("--quick", action="store_true", help="one repetition")
     parser.add_argument("--busy", action="store_true", help="measure although the machine is not quiet")
     asked = parser.parse_args()
     before = machine.load()
     if (refusal := machine.refusal(before[0])) and not asked.busy:
         sys.exit(refusal)
     repetitions = 1 if asked.quick else REPETITIONS
-    work = replace(Work(), iterations=1) if asked.quick else Work()
     whole = not (asked.quick or asked.only)
     file = RESULTS / ("peer.json" if whole else "partial.json")
     try:
-        report = run(work, repetitions, asked.only or PART_NAMES, before, RESULTS / "partial.json")
+        report = run(Work(), repetitions, asked.only or PART_NAMES, before, RESULTS / "partial.json")
     except ProbeError as error:
         sys.exit(str(error))
     write_json(file, report)
@@ -116,9 +115,11 @@ def run(
         "load": {"before": before},
         "work": asdict(work),
         "repetitions": repetitions,
+        "runtime": RUNTIME,
         "setting": our_setting(work).stated(),
         "versions": {},
         "parts": {},
+        "targets": {},
     }
     started = time.monotonic()
     for part in (part for part in parts(work, str(model)) if part.name in names):

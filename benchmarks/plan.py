@@ -18,7 +18,7 @@ FIXED, VARIED = "fixed", "varied"
 SHORTEST, LONGEST = 8, 64
 LENGTHS = (64, 256, 1024)  # tokens of a row
 ROWS = (4, 16, 64)
-GROWING = Work(rows=4, response=16, iterations=1)
+GROWING = Work(rows=4, response=16)
 MANY_STEPS = Work(rows=4, prompt=24, response=8, epochs=1, warmup=0, iterations=64)
 
 
@@ -50,7 +50,7 @@ def parts(work: Work, model: str) -> list[Part]:
         Part("rates", (Probe("machine", OURS, "benchmarks.rates", work.request()),)),
         Part("ppo", _ppo(work, model), repeated=True),
         Part("rollout", _rollout(work, model), repeated=True),
-        Part("sft", _sft(work, model), repeated=True),
+        Part("sft", _sft(work, model)),
         Part("steps", (_ours(f"{MANY_STEPS.iterations} iterations", MANY_STEPS, model),)),
         Part("growth", _growth(model)),
     ]

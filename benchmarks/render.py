@@ -23,7 +23,9 @@ Report = dict[str, Any]
 def markdown(report: Report) -> str:
     """Every table whose part was measured."""
     parts = report["parts"]
-    sections = [_circumstances(report), _targets(report["targets"])]
+    sections = [_circumstances(report)]
+    if report["targets"]:
+        sections.append(_targets(report["targets"]))
     sections += [table(parts[name]) for name, table in _TABLES.items() if name in parts]
     return "\n\n".join(sections)
 
@@ -53,30 +55,15 @@ def _circumstances(report: Report) -> str:
         for side, packages in sorted(report["versions"].items())
     )
     waiting = ", ".join(f"{name}={value}" for name, value in machine["waiting"].items())
-    runtime = report["setting"]["runtime"]
+    changed = ", ".join(f"`runtime.{key}: {value}`" for key, value in sorted(report["runtime"].items()))
     return (
-        f"{machine['cores']} cores of an {machine['processor']}{units}, {work['threads']} threads, {waiting} for both sides; "
+        f"{machine['cores']} cores, {machine['processor']}{units}, {work['threads']} threads, {waiting} for both sides; "
         f"load {load['before'][0]:.2f} before, {load['after'][0]:.2f} after (its own); "
         f"{report['repetitions']} repetitions in turn, {report['minutes']:.0f} minutes; medians, in brackets the extremes. {versions}.\n\n"
         f"Work: {work['rows']} prompts of {work['prompt']} tokens, {work['response']} new tokens each, no early stop, {work['epochs']} epochs, "
-        f"LoRA r={work['lora_r']} on all linears, bfloat16, SmolLM2-135M. Ours, in one setting: "
-        + ", ".join(f"`runtime.{key}: {value}`" for key, value in sorted(runtime.items()) if key in _OF_SPEED)
-        + "."
+        f"LoRA r={work['lora_r']} on all linears, bfloat16, SmolLM2-135M. Ours has one setting: recipes/demo.yaml with "
+        f"{changed}; benchmarks/results/peer.json states every value."
     )
-
-
-# Where these stand in runtime: what a person would copy to get our figures.
-_OF_SPEED = {
-    "microbatch_size",
-    "microbatch_tokens",
-    "rollout_chunk",
-    "rollout_weights",
-    "logprob_chunk",
-    "attention",
-    "gradient_checkpointing",
-    "compile",
-    "deterministic",
-}
 
 
 def _targets(targets: Report) -> str:

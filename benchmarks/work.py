@@ -22,7 +22,7 @@ class Work:
     lora_r: int = 16
     threads: int = 2
     warmup: int = 1
-    iterations: int = 2
+    iterations: int = 1
     highest_id: int = 40_000
 
     @property
