@@ -121,7 +121,7 @@ def run(
         "parts": {},
         "targets": {},
     }
-    started = time.monotonic()
+    started = machine.Moment.now()
     for part in (part for part in parts(work, str(model)) if part.name in names):
         runs = run_part(part, repetitions, interpreters)
         report["parts"][part.name] = summarize(part, runs, work, model)
@@ -131,8 +131,12 @@ def run(
         for name in ("time_ratio", "memory_ratio"):
             if name in report["targets"]:
                 report[name] = report["targets"][name]["value"]
-        report["minutes"] = (time.monotonic() - started) / 60
-        report["load"]["after"] = machine.load()
+        now = machine.Moment.now()
+        report["minutes"] = (now.clock - started.clock) / 60
+        report["load"] |= {
+            "after": machine.load(),
+            "others_share": started.others_share(now, report["machine"]["cores"]),
+        }
         write_json(scratch, report)
     return report
 

@@ -2,6 +2,8 @@
 
 import os
 import platform
+import time
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -27,6 +29,28 @@ def describe() -> dict[str, Any]:
 def load() -> list[float]:
     """As `uptime` says it: averages over 1, 5 and 15 minutes."""
     return [round(value, 2) for value in os.getloadavg()]
+
+
+@dataclass(frozen=True)
+class Moment:
+    """Seconds: of the clock; that all cores together were busy; of them in this process and the children that it has waited for."""
+
+    clock: float
+    busy: float
+    own: float
+
+    @classmethod
+    def now(cls) -> "Moment":
+        """Read from the kernel."""
+        ticks = [int(word) for word in Path("/proc/stat").read_text(encoding="ascii").splitlines()[0].split()[1:]]
+        user, nice, system, _, _, irq, softirq, steal = ticks[:8]
+        busy = (user + nice + system + irq + softirq + steal) / os.sysconf("SC_CLK_TCK")
+        return cls(time.monotonic(), busy, sum(os.times()[:4]))
+
+    def others_share(self, later: "Moment", cores: int) -> float:
+        """The share of all cores that other processes had until `later`."""
+        others = (later.busy - self.busy) - (later.own - self.own)
+        return max(0.0, others) / ((later.clock - self.clock) * cores)
 
 
 def refusal(load_average: float) -> str | None:

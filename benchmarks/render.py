@@ -58,7 +58,7 @@ def _circumstances(report: Report) -> str:
     changed = ", ".join(f"`runtime.{key}: {value}`" for key, value in sorted(report["runtime"].items()))
     return (
         f"{machine['cores']} cores, {machine['processor']}{units}, {work['threads']} threads, {waiting} for both sides; "
-        f"load {load['before'][0]:.2f} before, {load['after'][0]:.2f} after (its own); "
+        f"load {load['before'][0]:.2f} before, {load['after'][0]:.2f} after, {load['others_share']:.1%} of the cores' time taken by other processes; "
         f"{report['repetitions']} repetitions in turn, {report['minutes']:.0f} minutes; medians, in brackets the extremes. {versions}.\n\n"
         f"Work: {work['rows']} prompts of {work['prompt']} tokens, {work['response']} new tokens each, no early stop, {work['epochs']} epochs, "
         f"LoRA r={work['lora_r']} on all linears, bfloat16, SmolLM2-135M. Ours has one setting: recipes/demo.yaml with "

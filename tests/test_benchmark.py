@@ -139,6 +139,13 @@ def test_a_busy_machine_is_refused_with_a_sentence() -> None:
     assert machine.refusal(1.01).startswith("The load is 1.01 but must be at most 1: ")
 
 
+def test_the_share_that_others_had() -> None:
+    """In 10 seconds two cores had 20; 15 were busy, 12 of them for us: 3 of 20."""
+    start, end = machine.Moment(100.0, 1000.0, 50.0), machine.Moment(110.0, 1015.0, 62.0)
+    assert start.others_share(end, cores=2) == pytest.approx(0.15)
+    assert machine.Moment.now().busy > 0
+
+
 def test_ours_and_the_peers_take_turns() -> None:
     ppo = next(part for part in parts(Work(), "model") if part.name == "ppo")
     assert [probe.side for probe in ppo.probes] == [OURS, PEER, OURS, PEER, OURS, PEER, OURS, OURS]
@@ -216,7 +223,7 @@ def test_the_tables_hold_the_figures(measured: dict[str, Any]) -> None:
     parts = measured | {"growth": growth, "rates": {"flops": 2e12, "bandwidth": 3e10, "floor_seconds": floor}}
     report = {
         "machine": machine.describe(),
-        "load": {"before": [0.5, 0.5, 0.5], "after": [2.0, 1.5, 1.0]},
+        "load": {"before": [0.5, 0.5, 0.5], "after": [2.0, 1.5, 1.0], "others_share": 0.0123},
         "work": asdict(Work()),
         "repetitions": 3,
         "minutes": 38.2,
@@ -232,6 +239,7 @@ def test_the_tables_hold_the_figures(measured: dict[str, Any]) -> None:
     assert "| PPO, peak memory: ours over TRL's leanest setting | 0.68 | at most 0.5 | **no** |" in lines
     ours = "| ours | 4.00 (3.00 to 9.00) | 2.00 (1.50 to 4.50) | 0.50 (0.38 to 1.12) | 1.00 (0.75 to 2.25) | 5 | 64 | 1.70 |"
     assert ours in lines
+    assert ", 1.2% of the cores' time taken by other processes; " in lines[0]
     rows = [line.split(" |")[0] for line in lines if "rows of" in line]
     assert rows == ["| 4 rows of 64 tokens", "| 64 rows of 64 tokens"]
     assert "| 30 | 1.300 | 1.000 |" in lines
