@@ -77,6 +77,7 @@ LAYERS = [
         "pipeline.progress",
         "pipeline.lock",
         "pipeline.interruption",
+        "pipeline.out_of_memory",
     ],
     ["pipeline.errors", "pipeline.__init__"],
 ]
