@@ -33,6 +33,7 @@ from benchmarks.probe import ROOT, peak_gb
 from benchmarks.rates import rates
 from benchmarks.setting import GPU_RUNTIME, Setting, our_setting, rows_at_once
 from benchmarks.work import Work
+from pipeline.out_of_memory import reporting
 from pipeline.randomness import prepare_torch
 from pipeline.rollout import generate
 from pipeline.weights import hash_tensors
@@ -72,11 +73,14 @@ class Bench:
         self.base = large_base(self.shape, self.device, runtime)
 
     def measured(self, cache: str, part: Callable[["Bench"], dict[str, Any]]) -> dict[str, Any]:
-        """A part's figures on a fresh base, with what the base holds and the part's peak memory."""
+        """A part's figures on a fresh base, with what the base holds, the part's peak memory, and what was halved to fit."""
         self.open_base(cache)
         held = self.held_gb()
         self.forget_peak()
-        return part(self) | {"base_gb": held, "peak_gb": self.peak_gb()}
+        halved: list[str] = []
+        with reporting(lambda name, limit: halved.append(f"{name} {limit}")):
+            figures = part(self)
+        return figures | {"base_gb": held, "peak_gb": self.peak_gb(), "halved_for_memory": halved}
 
     def held_gb(self) -> float:
         """What is allocated now, in 10^9 bytes; on the CPU the peak so far."""

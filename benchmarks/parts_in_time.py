@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
-import torch
+from pipeline.out_of_memory import out_of_memory
 
 Part = Callable[[], dict[str, Any]]
 Record = Callable[[str, dict[str, Any]], None]
@@ -37,8 +37,10 @@ def run_parts(
         try:
             with _alarm(left):
                 figures = part()
-        except torch.OutOfMemoryError as error:
-            figures = {"failed": "out of memory", "said": str(error).splitlines()[0]}
+        except (RuntimeError, MemoryError) as error:
+            if (said := out_of_memory(error)) is None:
+                raise
+            figures = {"failed": "out of memory", "said": said}
         except OutOfTime:
             figures = {"failed": "out of time"}
         record(name, figures | {"wall_seconds": clock() - begun})

@@ -53,7 +53,7 @@ def test_a_dry_run_writes_every_part(tmp_path: Path, monkeypatch: pytest.MonkeyP
         assert ppo["decode_share_of_bandwidth_roofline"] == pytest.approx(
             3 * step / (seconds["rollout"] - seconds["prefill"])
         )
-        assert ppo["peak_gb"] > 0
+        assert ppo["peak_gb"] > 0 and ppo["halved_for_memory"] == []
 
 
 def record_in(found: dict[str, Any]) -> Any:
