@@ -13,8 +13,11 @@ from worlds import PROMPTS, World
 
 from benchmarks import machine, results
 from benchmarks.floor import Beats, Rates, Shape, beats, decode_step
+from benchmarks.ours import ppo as ours_ppo
+from benchmarks.ours import rollout as ours_rollout
+from benchmarks.ours import sft as ours_sft
 from benchmarks.ours.roles import Stopwatch
-from benchmarks.ours.rollout import STOP_ID, planned
+from benchmarks.ours.rollout import STOP_ID, lengths_planned
 from benchmarks.plan import NF4, OURS, PEER, PEER_SETTINGS, growing, parts
 from benchmarks.probe import ProbeError, measure
 from benchmarks.render import BEGIN, END, PAGE, block, markdown, read_report, with_block
@@ -181,13 +184,15 @@ def test_lengths_are_spread_evenly() -> None:
     assert sorted(lengths) == [8, 16, 24, 32, 40, 48, 56, 64] != lengths
 
 
-def test_answers_end_where_they_are_planned_to(make_backbone: Callable[..., Backbone], monkeypatch) -> None:
+def test_answers_end_where_they_are_planned_to(make_backbone: Callable[..., Backbone]) -> None:
     """Whatever the sampler does with finished rows: the noise belongs to prompts."""
     lengths = [3, 9, 1, 6, 9, 2, 4, 5]
-    monkeypatch.setattr(rollout, "uniforms", planned(rollout.uniforms, lengths))
+    noise = rollout.uniforms
     asked = [prompt.__class__(row, (), prompt.ids) for row, prompt in enumerate(PROMPTS[: len(lengths)])]
     policy = Policy(make_backbone(), "sft", 1.0, 16)
-    made = generate(policy, asked, Sampling(max(lengths), (STOP_ID,), chunk=64, seed=0), step=0)
+    with lengths_planned(lengths):
+        made = generate(policy, asked, Sampling(max(lengths), (STOP_ID,), chunk=64, seed=0), step=0)
+    assert rollout.uniforms is noise
     assert made.response_lengths_B.tolist() == lengths
     assert not made.truncated_B.any()
 
@@ -202,6 +207,18 @@ def test_the_stopwatch_takes_every_beat_and_leaves_the_loop_as_it_was(make_backb
     for seconds in stopwatch.seconds:
         inside = seconds["rollout"] + seconds["evaluate"] + seconds["update"]
         assert min(seconds.values()) > 0 and inside < seconds["iteration"]
+
+
+def test_our_measurements_run(tiny_folders: Callable[..., Path]) -> None:
+    """On the tiny model: one warm-up, one measured iteration, rows of six tokens."""
+    work = Work(rows=4, prompt=4, response=2, epochs=1, highest_id=300)
+    request = work.request(model=str(tiny_folders()), lengths={"fixed": [2] * 4, "varied": [1, 3, 2, 1]})
+    loop = ours_ppo.run(request)
+    assert [set(seconds) for seconds in loop["seconds"]] == [set(results.BEATS)]
+    assert len(loop["peak_gb_after"]) == 2 and loop["setting"]["ppo"]["rollout_size"] == 4
+    rollouts = ours_rollout.run(request | {"changes": {"runtime": {"attention": "sdpa"}}})["seconds"]
+    assert {name: len(seconds) for name, seconds in rollouts.items()} == {"fixed": 1, "varied": 1}
+    assert len(ours_sft.run(request)["seconds"]) == 1
 
 
 def test_a_process_that_fails_says_its_last_lines() -> None:

@@ -1,7 +1,8 @@
 """Our rollout on the embedded model, for planned response lengths."""
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -34,22 +35,31 @@ def planned(noise: Noise, lengths: list[int]) -> Noise:
     return uniforms
 
 
+@contextmanager
+def lengths_planned(lengths: list[int]) -> Iterator[None]:
+    """Rollouts inside have these lengths. It is the model that ends answers, so there is no other way than its noise."""
+    noise = rollout.uniforms
+    rollout.uniforms = planned(noise, lengths)
+    try:
+        yield
+    finally:
+        rollout.uniforms = noise
+
+
 def run(request: dict[str, Any]) -> Figures:
     """Seconds of each measured rollout, for each named list of response lengths."""
     work = Work(**request["work"])
     setting = our_setting(work, request.get("changes"))
     policy = make_roles(open_backbone(Path(request["model"]), setting), setting).policy
-    noise = rollout.uniforms
     seconds: dict[str, list[float]] = {}
     for name, lengths in request["lengths"].items():
-        # answers cannot be made to end at will in any other way: it is the model that decides
-        rollout.uniforms = planned(noise, lengths)
         sampling = sampling_of(setting, max(lengths), (STOP_ID,))
         seconds[name] = []
         for step, prompts in enumerate(asked(work)):
-            started = time.perf_counter()
-            made = generate(policy, prompts, sampling, step)
-            seconds[name].append(time.perf_counter() - started)
+            with lengths_planned(lengths):
+                started = time.perf_counter()
+                made = generate(policy, prompts, sampling, step)
+                seconds[name].append(time.perf_counter() - started)
             assert made.response_lengths_B.tolist() == lengths, "an answer has another length than planned"
         del seconds[name][: work.warmup]
     return {"seconds": seconds}
