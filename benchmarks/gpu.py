@@ -25,7 +25,7 @@ import pipeline  # noqa: F401  # isort: skip  (before torch: it says how its thr
 import torch
 
 from benchmarks.floor import Rates, Shape, beats, decoding
-from benchmarks.large import SHAPES, LargeBase, large_base
+from benchmarks.large import SHAPES, large_base
 from benchmarks.ours.offline import reward_seconds, sft_seconds
 from benchmarks.ours.roles import PACKAGES, Roles, Stopwatch, asked, make_roles, sampling_of, train
 from benchmarks.parts_in_time import run_parts
@@ -33,6 +33,7 @@ from benchmarks.probe import ROOT, peak_gb
 from benchmarks.rates import rates
 from benchmarks.setting import GPU_RUNTIME, Setting, our_setting, rows_at_once
 from benchmarks.work import Work
+from pipeline.backbone import Backbone
 from pipeline.out_of_memory import reporting
 from pipeline.randomness import prepare_torch
 from pipeline.rollout import generate
@@ -56,7 +57,7 @@ class Bench:
     device: torch.device
     work: Work
     setting: Setting
-    base: LargeBase | None = None
+    base: Backbone | None = None
     rates: Rates | None = None
 
     def synchronize(self) -> None:
@@ -112,7 +113,7 @@ def measure_rates(bench: Bench) -> dict[str, Any]:
 def measure_offline(steps: Callable[..., list[float]], rows_per_step: int, bench: Bench) -> dict[str, Any]:
     """Seconds and tokens per second of optimizer steps of SFT or of the reward model."""
     work = replace(bench.work, rows=min(OFFLINE_ROWS, bench.work.rows), warmup=1, iterations=2)
-    seconds = steps(bench.base.backbone, bench.setting, work, bench.synchronize)[work.warmup :]
+    seconds = steps(bench.base, bench.setting, work, bench.synchronize)[work.warmup :]
     tokens = rows_per_step * work.rows * work.row_tokens
     median = statistics.median(seconds)
     return {"seconds": seconds, "tokens_per_second": tokens / median}
@@ -122,7 +123,7 @@ def measure_ppo(cache: str, bench: Bench) -> dict[str, Any]:
     """Seconds and tokens per second of each beat, and the share of what the card could do."""
     work = bench.work
     stopwatch = Stopwatch(bench.synchronize)
-    roles = make_roles(bench.base.backbone, bench.setting)
+    roles = make_roles(bench.base, bench.setting)
     few = replace(work, rows=WARMING_ROWS, response=2)  # what a first pass loads and chooses is no part of an iteration
     train(roles, our_setting(few, bench_changes(bench.device)), few, Stopwatch(bench.synchronize))
     train(roles, bench.setting, work, stopwatch)
@@ -172,7 +173,7 @@ def measure_determinism(bench: Bench) -> dict[str, Any]:
 
 
 def _trained_hash(bench: Bench, setting: Setting, work: Work) -> str:
-    roles: Roles = make_roles(bench.base.backbone, setting)
+    roles: Roles = make_roles(bench.base, setting)
     before = trained_hash(roles)
     train(roles, setting, work, Stopwatch(bench.synchronize))
     after = trained_hash(roles)

@@ -3,7 +3,6 @@
 The 16-bit model never exists whole: at most one matrix of it at a time. What is measured on it does not depend on what the weights are.
 """
 
-from dataclasses import dataclass
 from typing import Any
 
 import bitsandbytes as bnb
@@ -12,9 +11,11 @@ from accelerate import init_empty_weights
 from torch import nn
 from transformers import AutoConfig, AutoModelForCausalLM, PretrainedConfig, PreTrainedModel
 
+from pipeline import attention as recompute
 from pipeline.backbone import Backbone, BaseIdentity
+from pipeline.loading import as_backbone, attention_of
 from pipeline.params.runtime import RuntimeParams
-from pipeline.quantization import check_shapes, fill_cache, replace_forwards
+from pipeline.quantization import check_shapes
 
 SPREAD = 0.02  # standard deviation of the weights, as in a model before its training
 DTYPE = torch.bfloat16
@@ -66,34 +67,17 @@ SHAPES: dict[str, dict[str, Any]] = {
 }
 
 
-@dataclass(frozen=True)
-class LargeBase:
-    """A backbone, and its quantised layers, whose cache can be switched."""
-
-    backbone: Backbone
-    layers: list[bnb.nn.Linear4bit]
-    device: torch.device
-
-    def keep_cache(self, wanted: str) -> None:
-        """on: dequantised weights are kept; off: they are made anew in each forward."""
-        for layer in self.layers:
-            layer.cached_weight_OI = None
-        fill_cache(self.layers, wanted, self.device)
-
-
-def large_base(name: str, device: torch.device, runtime: RuntimeParams) -> LargeBase:
-    """The base of that shape on the device, NF4 with double quantisation; its cache as `runtime` says."""
+def large_base(name: str, device: torch.device, runtime: RuntimeParams) -> Backbone:
+    """The base of that shape on the device, NF4 with double quantisation, used as the stages use theirs."""
     shape = dict(SHAPES[name])
     config = AutoConfig.for_model(shape.pop("model_type"), **shape, tie_word_embeddings=False)
-    causal = _empty(config, "sdpa" if device.type == "cuda" else "eager")
+    recompute.register()
+    causal = _empty(config, attention_of(runtime, device))
     check_shapes(causal, skipped={"lm_head"})
     with torch.device(device):
         torch.manual_seed(0)
         _fill(causal, device)
-    layers = replace_forwards(causal, DTYPE)
-    fill_cache(layers, runtime.base_cache, device)
-    identity = BaseIdentity("random", 1, name)
-    return LargeBase(Backbone(causal, device, identity, runtime.gradient_checkpointing), layers, device)
+    return as_backbone(causal, DTYPE, runtime, BaseIdentity("random", 1, name), device)
 
 
 def _empty(config: PretrainedConfig, attention: str) -> PreTrainedModel:

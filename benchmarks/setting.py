@@ -15,10 +15,10 @@ from pipeline.params.section import load_section
 RECIPE = "recipes/demo.yaml"
 RUNTIME: dict[str, Any] = {
     "device": "cpu",
-    "microbatch_size": 4,
+    "microbatch_tokens": 256,
 }
 GPU_RUNTIME: dict[str, Any] = {  # at rows of 512 tokens
-    "microbatch_size": 8,
+    "microbatch_tokens": 4096,
     "rollout_chunk": 64,
 }
 Changes = dict[str, dict[str, Any]]
@@ -76,9 +76,9 @@ def our_setting(work: Work, changes: Changes | None = None) -> Setting:
 
 def microbatch(runtime: RuntimeParams) -> int:
     """The size of a micro-batch as the loops take it."""
-    return runtime.microbatch_size
+    return runtime.microbatch_tokens
 
 
 def rows_at_once(runtime: RuntimeParams, row_tokens: int) -> int:
     """Rows of a micro-batch where all have so many tokens; the peer is given as many."""
-    return runtime.microbatch_size
+    return max(1, runtime.microbatch_tokens // row_tokens)

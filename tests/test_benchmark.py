@@ -157,6 +157,9 @@ def test_ours_and_the_peers_take_turns() -> None:
 
 def test_the_peer_has_our_microbatch_in_sft() -> None:
     sft = next(part for part in parts(Work(), "model") if part.name == "sft")
+    setting = our_setting(Work(), {"runtime": {"microbatch_tokens": 300}})
+    assert rows_at_once(setting.runtime, 64) == 4
+    assert rows_at_once(setting.runtime, 512) == 1
     assert sft.probes[1].request["microbatch"] == rows_at_once(our_setting(Work()).runtime, 64)
 
 
@@ -244,14 +247,14 @@ def test_the_tables_hold_the_figures(measured: dict[str, Any]) -> None:
         "work": asdict(Work()),
         "repetitions": 3,
         "minutes": 38.2,
-        "runtime": {"microbatch_size": 4},
+        "runtime": {"microbatch_tokens": 256},
         "setting": our_setting(Work()).stated(),
         "versions": {OURS: {"torch": "2.13.0"}, PEER: {"trl": "1.12.0"}},
         "parts": parts,
         "targets": judged(parts),
     }
     lines = markdown(report).splitlines()
-    assert "recipes/demo.yaml with `runtime.microbatch_size: 4`; " in markdown(report)
+    assert "recipes/demo.yaml with `runtime.microbatch_tokens: 256`; " in markdown(report)
     assert "| PPO iteration, seconds: ours over TRL's fastest setting | 0.25 | at most 0.333 | yes |" in lines
     assert "| PPO, peak memory: ours over TRL's leanest setting | 0.68 | at most 0.5 | **no** |" in lines
     ours = "| ours | 4.00 (3.00 to 9.00) | 2.00 (1.50 to 4.50) | 0.50 (0.38 to 1.12) | 1.00 (0.75 to 2.25) | 5 | 64 | 1.70 |"

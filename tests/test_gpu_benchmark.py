@@ -103,16 +103,16 @@ def test_other_errors_are_not_swallowed() -> None:
 def test_the_random_base_is_packed_and_whole() -> None:
     """14 linears of two layers in 4 bits, nothing left without memory, rotary frequencies real: 1, ..., for heads of 16."""
     base = large_base("tiny", CPU, runtime(base_cache="off"))
-    layers = [module for module in base.backbone.causal.modules() if isinstance(module, FrozenLinear4bit)]
-    assert len(layers) == len(base.layers) == 14
+    layers = [module for module in base.causal.modules() if isinstance(module, FrozenLinear4bit)]
+    assert len(layers) == 14
     assert all(layer.weight.dtype == torch.uint8 and layer.cached_weight_OI is None for layer in layers)
-    assert not any(tensor.is_meta for tensor in base.backbone.causal.state_dict().values())
+    assert not any(tensor.is_meta for tensor in base.causal.state_dict().values())
     spread = float(dequantize_4bit(layers[0].weight.data, layers[0].weight.quant_state).float().std())
     assert spread == pytest.approx(SPREAD, rel=0.1)
-    frequencies = base.backbone.decoder.rotary_emb.inv_freq
+    frequencies = base.decoder.rotary_emb.inv_freq
     torch.testing.assert_close(frequencies, 10_000.0 ** (-torch.arange(0, 16, 2) / 16))
-    base.keep_cache("on")
-    assert all(layer.cached_weight_OI.dtype == torch.bfloat16 for layer in layers)
+    kept = large_base("tiny", CPU, runtime(base_cache="on")).causal.modules()
+    assert {m.cached_weight_OI.dtype for m in kept if isinstance(m, FrozenLinear4bit)} == {torch.bfloat16}
 
 
 def test_every_matrix_is_made_once(monkeypatch: pytest.MonkeyPatch) -> None:
