@@ -5,15 +5,15 @@ two micro-batches or two decoded tokens all weights are those of the last optimi
 The module cannot change a result: it ends the process or does nothing.
 """
 
-import ctypes
 import os
 import signal
-import sys
+import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from types import FrameType
 
-PR_SET_PDEATHSIG = 1  # linux/prctl.h
+import psutil
+
 # Not SIGTERM: where a whole process group is ended, the parent's death must not count as the second signal.
 PARENT_DIED = signal.SIGUSR2
 STOPPING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
@@ -56,17 +56,13 @@ def listening() -> Iterator[None]:
         if answer is not signal.SIG_IGN:  # `nohup` ignores SIGHUP, and a shell's `&` SIGINT: that is to stay
             signal.signal(number, _answer)
     _Asked.received, _Asked.waits_for_poll = None, True
-    under_dvc = "DVC_STAGE" in os.environ and sys.platform == "linux"
+    ended = threading.Event()
     try:
-        if under_dvc:
-            _tell_of_parents_death(PARENT_DIED)
-            # DVC runs a stage in its own process group; whoever takes over an orphan is in another
-            if os.getpgid(os.getppid()) != os.getpgid(0):
-                raise Interrupted(PARENT_DIED)
+        if "DVC_STAGE" in os.environ:
+            threading.Thread(target=_tell_of_death, args=(_dvc(), ended), daemon=True).start()
         yield
     finally:
-        if under_dvc:
-            _tell_of_parents_death(0)
+        ended.set()
         _Asked.received = None
         for number, answer in before.items():
             signal.signal(number, answer)
@@ -97,9 +93,38 @@ def poll() -> None:
         raise Interrupted(_Asked.received)
 
 
-def _tell_of_parents_death(by: int) -> None:
-    """Asks the kernel for a signal when the parent dies; 0 for none. It comes once for each thread that the parent has."""
-    ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, int(by))
+def _dvc() -> psutil.Process:
+    """The DVC that runs this process: the nearest ancestor without the variable that DVC gives to whatever it starts.
+
+    It need not be the parent: DVC starts a shell, and not every shell makes way for its last command.
+
+    Raises:
+        Interrupted: it has died. DVC runs a stage in its own process group; whoever takes over an orphan is in another.
+    """
+    for ancestor in psutil.Process().parents():
+        try:
+            if os.getpgid(ancestor.pid) != os.getpgid(0):
+                break
+            if "DVC_STAGE" not in ancestor.environ():
+                return ancestor
+        except (ProcessLookupError, psutil.NoSuchProcess):  # a shell that ended just now
+            continue
+    raise Interrupted(PARENT_DIED)
+
+
+def _tell_of_death(dvc: psutil.Process, ended: threading.Event) -> None:
+    """Signals the main thread once the process is no more; looks twice a second, until `ended`."""
+    while not ended.wait(0.5):
+        if not _lives(dvc):
+            signal.pthread_kill(threading.main_thread().ident, PARENT_DIED)
+            return
+
+
+def _lives(process: psutil.Process) -> bool:
+    try:
+        return process.is_running() and process.status() != psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
+        return False
 
 
 def _answer(number: int, _: FrameType | None) -> None:

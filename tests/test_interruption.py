@@ -2,6 +2,7 @@
 
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -45,6 +46,12 @@ ENVIRONMENT = os.environ | {
     "PYTHONPATH": str(ROOT),
     "DVC_NO_ANALYTICS": "1",
 }
+
+
+@pytest.fixture(params=["sh", "bash"])
+def shell(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What DVC starts commands with. Bash makes way for its last command; Debian's sh stays between DVC and the stage."""
+    monkeypatch.setitem(ENVIRONMENT, "SHELL", shutil.which(request.param) or pytest.skip(f"no {request.param} here"))
 
 
 @pytest.fixture
@@ -114,7 +121,7 @@ def control_c(running: subprocess.Popen[str], stage: int) -> None:
     ids=["stage", "dvc", "dvc killed", "group", "control-c"],
 )
 def test_however_it_is_stopped_the_stage_saves_and_ends_and_dvc_takes_no_output(
-    project: Path, send: Callable, reason: str
+    shell: None, project: Path, send: Callable, reason: str
 ) -> None:
     """Where the group is ended, the stage gets the signal and, a moment later, word of DVC's death: that is no second signal."""
     running, stage = started(project, "dvc", "repro")
