@@ -4,7 +4,7 @@ from pathlib import Path
 
 import torch
 from safetensors import SafetensorError
-from transformers import AutoConfig, AutoModelForCausalLM, BitsAndBytesConfig, PreTrainedModel
+from transformers import AutoConfig, AutoModelForCausalLM, BitsAndBytesConfig, PretrainedConfig, PreTrainedModel
 
 from pipeline.backbone import Backbone, BaseIdentity
 from pipeline.errors import BaseModelError
@@ -21,14 +21,10 @@ def load_backbone(folder: Path, params: BaseParams, runtime: RuntimeParams, iden
     """
     device = pick_device(runtime)
     dtype = getattr(torch, params.dtype)
-    attention = runtime.attention if runtime.attention != "auto" else ("sdpa" if device.type == "cuda" else "eager")
+    attention = attention_kind(runtime, device)
     try:
         config = AutoConfig.from_pretrained(folder, trust_remote_code=params.trust_remote_code)  # nosec B615  # a local folder
-        for key, value in config.to_dict().items():
-            if "drop" in key and isinstance(
-                value, float
-            ):  # attention_dropout, resid_pdrop, hidden_dropout_prob, layerdrop
-                setattr(config, key, 0.0)  # the base's own dropout is off in every stage
+        without_dropout(config)
         quantization = None
         if params.quantization == "nf4":
             quantization = BitsAndBytesConfig(
@@ -39,7 +35,7 @@ def load_backbone(folder: Path, params: BaseParams, runtime: RuntimeParams, iden
             )
             with torch.device("meta"):
                 skeleton = AutoModelForCausalLM.from_config(config, trust_remote_code=params.trust_remote_code)
-            check_shapes(skeleton, skipped={_output_head_name(skeleton)})
+            check_shapes(skeleton, skipped={output_head_name(skeleton)})
         causal = AutoModelForCausalLM.from_pretrained(  # nosec B615  # a local folder
             folder,
             config=config,
@@ -79,6 +75,21 @@ def pick_device(runtime: RuntimeParams) -> torch.device:
     return torch.device("cuda")
 
 
-def _output_head_name(causal: PreTrainedModel) -> str:
+def attention_kind(runtime: RuntimeParams, device: torch.device) -> str:
+    """What `runtime.attention` means on a device."""
+    if runtime.attention != "auto":
+        return runtime.attention
+    return "sdpa" if device.type == "cuda" else "eager"
+
+
+def without_dropout(config: PretrainedConfig) -> None:
+    """Puts out the base's own dropout, in place: it is off in every stage."""
+    for key, value in config.to_dict().items():
+        if "drop" in key and isinstance(value, float):  # attention_dropout, resid_pdrop, hidden_dropout_prob, layerdrop
+            setattr(config, key, 0.0)
+
+
+def output_head_name(causal: PreTrainedModel) -> str:
+    """Of the module whose matrix gives logits; it is never quantised."""
     head = causal.get_output_embeddings()
     return next(name for name, module in causal.named_modules() if module is head)

@@ -1,0 +1,121 @@
+"""The peak of one pass of each kind, above all that lies in memory before it begins; rows as long as they may be.
+
+Axes: B rows, P prompt columns, R response tokens, T both, H hidden, V vocabulary, N tokens counted one by one.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+from transformers import DynamicCache
+
+from pipeline.heads import ScalarHead
+from pipeline.planning.live import LiveBytes, empty
+from pipeline.planning.skeleton import PlannedBackbone
+from pipeline.rollout import invert_cdf
+from pipeline.tensors import token_logprobs, token_logprobs_and_entropies
+
+Loss = Callable[[], Tensor]
+
+
+@dataclass(frozen=True)
+class Rows:
+    """Rows of one pass, all of full length."""
+
+    count: int
+    prompt: int
+    response: int
+
+    @property
+    def width(self) -> int:
+        """Prompt and response."""
+        return self.prompt + self.response
+
+    def __str__(self) -> str:
+        return f"{self.count} x {self.width} tokens"
+
+
+def training(backbone: PlannedBackbone, loss: Loss, dropout: bool, passes: int) -> int:
+    """Peak of forward and backward. From the second pass of a step on, gradients lie there before it begins."""
+    with LiveBytes(_lying(backbone)) as live, backbone.training(dropout=dropout):
+        for _ in range(min(passes, 2)):
+            loss().backward()
+    return live.peak
+
+
+def scoring(backbone: PlannedBackbone, forward: Callable[[], object]) -> int:
+    """Peak of a forward without gradient."""
+    with LiveBytes(_lying(backbone)) as live, backbone.inference():
+        forward()
+    return live.peak
+
+
+def sampling_first(backbone: PlannedBackbone, rows: Rows) -> int:
+    """Peak while the first tokens of a chunk of the rollout are sampled: all prompts go through."""
+    return _sampling(backbone, Rows(rows.count, 0, rows.prompt))
+
+
+def sampling_last(backbone: PlannedBackbone, rows: Rows) -> int:
+    """Peak while its last tokens are sampled, no row having ended early: the cache is full."""
+    return _sampling(backbone, Rows(rows.count, rows.width - 1, 1))
+
+
+def _sampling(backbone: PlannedBackbone, rows: Rows) -> int:
+    """Peak of one pass over `response` tokens with `prompt` tokens in the cache; how they came there does not count."""
+    cache = DynamicCache(config=backbone.causal.config)
+    with LiveBytes(_lying(backbone)) as live, backbone.inference():
+        for done, new in ((0, rows.prompt), (rows.prompt, rows.response)):
+            if new:
+                live.restart_peak()
+                logits_BV = backbone.decode(
+                    empty(rows.count, new), empty(rows.count, done + new, dtype=torch.bool), cache
+                )
+                logprobs_BV = torch.log_softmax(logits_BV / 1.0, dim=-1)
+                invert_cdf(logprobs_BV.exp(), empty(rows.count, dtype=torch.float64))
+    return live.peak
+
+
+# --- what is computed in a pass ---
+
+
+def policy_loss(backbone: PlannedBackbone, rows: Rows, chunk: int, head: ScalarHead | None = None) -> Tensor:
+    """What Policy does, on response tokens, and a loss of its log-probabilities and values."""
+    states_BRH = _response_states(backbone, rows)
+    logprobs_N = token_logprobs(
+        states_BRH.flatten(0, 1), backbone.head_VH, empty(rows.count * rows.response), 1.0, chunk
+    )
+    loss = logprobs_N.sum()
+    return loss if head is None else loss + head(states_BRH).sum()
+
+
+def observation(backbone: PlannedBackbone, rows: Rows, chunk: int) -> tuple[Tensor, Tensor]:
+    """The same with entropies, for the experience."""
+    states_NH = _response_states(backbone, rows).flatten(0, 1)
+    return token_logprobs_and_entropies(states_NH, backbone.head_VH, empty(len(states_NH)), 1.0, chunk)
+
+
+def score(backbone: PlannedBackbone, rows: Rows, head: ScalarHead) -> Tensor:
+    """What RewardModel does; [B]."""
+    return head(_hidden(backbone, rows)[empty(rows.count), empty(rows.count)])
+
+
+def pair_loss(of_one: Callable[[], Tensor]) -> Tensor:
+    """A loss of two answers, whose graphs live together."""
+    return of_one().sum() - of_one().sum()
+
+
+def _hidden(backbone: PlannedBackbone, rows: Rows) -> Tensor:
+    return backbone.hidden(empty(rows.count, rows.width), empty(rows.count, rows.width, dtype=torch.bool))
+
+
+def _response_states(backbone: PlannedBackbone, rows: Rows) -> Tensor:
+    hidden_BTH = _hidden(backbone, rows)
+    columns_BR1 = empty(rows.count, rows.response, 1)
+    return hidden_BTH.gather(1, columns_BR1.expand(-1, -1, hidden_BTH.shape[-1]))
+
+
+def _lying(backbone: PlannedBackbone) -> list[Tensor]:
+    """All that is there before a pass."""
+    cached = (getattr(module, "cached_weight_OI", None) for module in backbone.causal.modules())
+    return [*backbone.causal.parameters(), *backbone.causal.buffers(), *(copy for copy in cached if copy is not None)]
