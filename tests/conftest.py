@@ -32,6 +32,7 @@ def runtime(**changes) -> RuntimeParams:
         "microbatch_size": 4,
         "rollout_chunk": 64,
         "logprob_chunk": 64,
+        "check_memory": True,
         "gradient_checkpointing": False,
         "checkpoint_steps": 100,
         "checkpoint_minutes": 5.0,

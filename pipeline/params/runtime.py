@@ -20,6 +20,7 @@ class RuntimeParams(Section):
     microbatch_size: int = param("rows per forward and backward in training", 8, ge=1)
     rollout_chunk: int = param("prompts that are sampled together", 64, ge=1)
     logprob_chunk: int = param("response tokens whose logits exist at once", 512, ge=1)
+    check_memory: bool = param("a stage that cannot fit into memory by `make plan` does not start", True)
     gradient_checkpointing: bool = param("recompute activations in the backward pass: slower, smaller", False)
     checkpoint_steps: int = param("a training state is kept every so many optimizer steps", 100, ge=1)
     checkpoint_minutes: float = param("and where so many minutes have passed since the last one", 5.0, gt=0)
