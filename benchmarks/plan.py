@@ -1,246 +1,110 @@
-"""The planned peak of a stage against the measured one: `python -m benchmarks.plan`; writes benchmarks/results/plan.json.
+"""What `make bench` measures, in which order."""
 
-Each stage's loop runs in a process of its own for two steps (one iteration of PPO), on rows as long as the parameters let them be. Measured is the
-largest resident set of the process, less what it was when everything was imported and no weight loaded.
-"""
+from dataclasses import dataclass, replace
+from typing import Any
 
-import argparse
-import json
-import resource
-import subprocess
-import sys
-import tempfile
-from collections.abc import Callable
-from dataclasses import dataclass
-from pathlib import Path
+from benchmarks.setting import ROLLOUT_VARIANTS, our_setting, rows_at_once
+from benchmarks.work import Work, spread_lengths
 
-import psutil
-import torch
-from rich import box
-from rich.table import Table
-from torch import Tensor
-from transformers import AutoModelForCausalLM
-
-from pipeline.algorithms import algorithm_of
-from pipeline.backbone import Backbone, BaseIdentity
-from pipeline.base_model import locate
-from pipeline.batch import Pairs, Rollout, Sequences
-from pipeline.data.examples import Prompt, sequences
-from pipeline.files import write_json
-from pipeline.heads import ScalarHead, reward_head
-from pipeline.loading import load_backbone
-from pipeline.objectives.offline import bradley_terry, sft
-from pipeline.offline import train_offline
-from pipeline.online import optimizer_for, train_online
-from pipeline.planning.bases import configuration
-from pipeline.planning.settings import GIB, Machine, Settings, this_machine
-from pipeline.planning.stages import plan_stage
-from pipeline.progress import console
-from pipeline.randomness import prepare_torch
-from pipeline.roles import Policy, RewardModel
-from pipeline.rollout import Sampling
-from pipeline.stage import quiet_libraries
-from pipeline.update import Optimizer, ParameterGroup, cosine_to_tenth
-
-RESULTS = Path("benchmarks/results/plan.json")
-RECIPE = Path("recipes/demo.yaml")
-STAGES = ("sft", "reward", "ppo")
+OURS, PEER = "ours", "peer"
+NF4 = "ours, NF4 with base cache"
+PEER_SETTINGS: dict[str, dict[str, Any]] = {
+    "TRL, micro-batch 4": {"microbatch": 4},
+    "TRL, micro-batch 16": {"microbatch": 16},
+    # its leanest: the value copy trained by LoRA, adapters in 16 bits
+    "TRL, leanest": {"microbatch": 4, "value": "lora", "adapters": "bfloat16"},
+}
+FIXED, VARIED = "fixed", "varied"
+SHORTEST, LONGEST = 8, 64
+LENGTHS = (64, 256, 1024)  # tokens of a row
+ROWS = (4, 16, 64)
+GROWING = Work(rows=4, response=16)
+MANY_STEPS = Work(rows=4, prompt=24, response=8, epochs=1, warmup=0, iterations=64)
 
 
 @dataclass(frozen=True)
-class Case:
-    """A base and how it is used; None: as the demo recipe has it."""
+class Probe:
+    """One fresh process. side: whose environment it runs in."""
 
-    base: str
-    microbatch_size: int | None = None
-    max_prompt: int | None = None
-    max_response: int | None = None
-    checkpointing: bool = False
-
-    def settings(self) -> Settings:
-        """The demo recipe with what differs; steps of two micro-batches, so that gradients lie there before the second."""
-        settings = Settings.read(RECIPE)
-        size = self.microbatch_size or settings.runtime.microbatch_size
-        settings = settings.with_("runtime", microbatch_size=size, gradient_checkpointing=self.checkpointing)
-        settings = settings.with_("base", model=self.base)
-        settings = settings.with_(
-            "tokens",
-            max_prompt=self.max_prompt or settings.tokens.max_prompt,
-            max_response=self.max_response or settings.tokens.max_response,
-        )
-        for stage in ("sft", "reward"):
-            settings = settings.with_(stage, batch_size=2 * size)
-        return settings.with_("ppo", iterations=1, rollout_size=8 * size, minibatch_size=2 * size, group_size=1)
+    name: str
+    side: str
+    module: str
+    request: dict[str, Any]
 
 
-CASES = {
-    "SmolLM2-135M": Case("embedded"),
-    "SmolLM2-135M, checkpointing": Case("embedded", checkpointing=True),
-    "Qwen2.5-0.5B, random weights": Case("Qwen2.5-0.5B", microbatch_size=4, max_prompt=96, max_response=32),
-}
+@dataclass(frozen=True)
+class Part:
+    """Probes that are run one after the other, the whole round several times where it is `repeated`.
+
+    Times of two sides are comparable when they were taken in turn: a machine is not equally fast all day.
+    """
+
+    name: str
+    probes: tuple[Probe, ...]
+    repeated: bool = False
 
 
-def main() -> None:
-    """All cases, or one stage of one in this process."""
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--case", choices=CASES)
-    parser.add_argument("--stage", choices=STAGES)
-    parser.add_argument("--folder", type=Path, help="the base; with --stage: measure here")
-    chosen = parser.parse_args()
-    quiet_libraries()
-    if chosen.folder:
-        print(json.dumps(measure(chosen.stage, CASES[chosen.case].settings(), chosen.folder)))
-        return
-    rows = []
-    with tempfile.TemporaryDirectory() as scratch:
-        for name in [chosen.case] if chosen.case else CASES:
-            folder = base_folder(CASES[name].base, Path(scratch))
-            for stage in [chosen.stage] if chosen.stage else STAGES:
-                rows.append(compare(name, stage, folder))
-                console.print(f"{name}, {stage}: {rows[-1]}", markup=False)
-    write_json(RESULTS, {"rows": rows})
-    console.print(table(rows))
+def parts(work: Work, model: str) -> list[Part]:
+    """All parts. model: the folder of the embedded model."""
+    return [
+        Part("rates", (Probe("machine", OURS, "benchmarks.rates", work.request()),)),
+        Part("ppo", _ppo(work, model), repeated=True),
+        Part("rollout", _rollout(work, model), repeated=True),
+        Part("sft", _sft(work, model)),
+        Part("steps", (_ours(f"{MANY_STEPS.iterations} iterations", MANY_STEPS, model),)),
+        Part("growth", _growth(model)),
+    ]
 
 
-def compare(case: str, stage: str, folder: Path) -> dict[str, str | float]:
-    """Planned and measured bytes above the process's own."""
-    settings = CASES[case].settings()
-    machine = this_machine(settings.runtime)
-    plan = plan_stage(stage, settings, configuration(settings.base.model), Machine("", machine.device, machine.free, 0))
-    command = [sys.executable, "-m", "benchmarks.plan", "--case", case, "--stage", stage, "--folder", str(folder)]
-    measured = json.loads(subprocess.run(command, check=True, capture_output=True, text=True).stdout.splitlines()[-1])
-    return {
-        "case": case,
-        "stage": stage,
-        "planned": plan.peak,
-        "highest": plan.highest.name,
-        **measured,
-        "ratio": plan.peak / (measured["peak"] - measured["libraries"]),
-    }
+PART_NAMES = ("rates", "ppo", "rollout", "sft", "steps", "growth")
 
 
-def measure(stage: str, settings: Settings, folder: Path) -> dict[str, int]:
-    """Bytes of this process: before a weight is loaded, the most until it was, the most in all."""
-    prepare_torch(settings.runtime.threads, settings.runtime)
-    libraries = psutil.Process().memory_info().rss
-    backbone = load_backbone(folder, settings.base, settings.runtime, BaseIdentity("0" * 64, 0, "benchmark"))
-    loaded = highest()
-    {"sft": run_sft, "reward": run_reward, "ppo": run_ppo}[stage](backbone, settings)
-    return {"libraries": libraries, "loaded": loaded, "peak": highest()}
+def _ours(name: str, work: Work, model: str, **more: Any) -> Probe:
+    return Probe(name, OURS, "benchmarks.ours.ppo", work.request(model=model, **more))
 
 
-def highest() -> int:
-    """The largest resident set so far."""
-    return 1024 * resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+def _ppo(work: Work, model: str) -> tuple[Probe, ...]:
+    """Ours before each setting of the peer; NF4 last, after one more of ours."""
+    ours = _ours(OURS, work, model)
+    round_: list[Probe] = []
+    for name, setting in PEER_SETTINGS.items():
+        round_ += [ours, Probe(name, PEER, "benchmarks.peer.ppo", work.request(model=model, setting=setting))]
+    nf4 = {"base": {"quantization": "nf4"}, "runtime": {"base_cache": "on"}}
+    return (*round_, ours, _ours(NF4, work, model, changes=nf4))
 
 
-def run_sft(backbone: Backbone, settings: Settings) -> None:
-    """Two steps."""
-    backbone.add_adapter("sft", settings.lora)
-    model = Policy(backbone, "sft", 1.0, settings.runtime.logprob_chunk)
-    offline(
-        model,
-        rows(settings, settings.sft.batch_size),
-        [ParameterGroup("adapter", backbone.train("sft"), 1e-3)],
-        lambda output, batch: sft(output.logprobs_BR, batch.response_mask_BR),
-        settings,
+def _rollout(work: Work, model: str) -> tuple[Probe, ...]:
+    lengths = {FIXED: [work.response] * work.rows, VARIED: spread_lengths(work.rows, SHORTEST, LONGEST)}
+    request = work.request(model=model, lengths=lengths)
+    variants = (
+        Probe(name, OURS, "benchmarks.ours.rollout", request | {"changes": changes})
+        for name, changes in ROLLOUT_VARIANTS.items()
+    )
+    return (
+        Probe(OURS, OURS, "benchmarks.ours.rollout", request),
+        Probe("plain generate", PEER, "benchmarks.peer.generate", request),
+        *variants,
     )
 
 
-def run_reward(backbone: Backbone, settings: Settings) -> None:
-    """Two steps."""
-    backbone.add_adapter("reward", settings.lora)
-    head = reward_head(backbone.hidden_size)
-    offline(
-        RewardModel(backbone, "reward", head),
-        Pairs(rows(settings, settings.reward.batch_size), rows(settings, settings.reward.batch_size)),
-        [
-            ParameterGroup("adapter", backbone.train("reward"), 1e-3),
-            ParameterGroup("head", [head.linear.weight], 1e-3),
-        ],
-        lambda scores, _: bradley_terry(*scores, 0.0, 0.0),
-        settings,
+def _sft(work: Work, model: str) -> tuple[Probe, ...]:
+    return (
+        Probe(OURS, OURS, "benchmarks.ours.sft", work.request(model=model)),
+        Probe(
+            "plain PEFT",
+            PEER,
+            "benchmarks.peer.sft",
+            work.request(model=model, microbatch=rows_at_once(our_setting(work).runtime, work.row_tokens)),
+        ),
     )
 
 
-def run_ppo(backbone: Backbone, settings: Settings) -> None:
-    """One iteration, scored by a reward model; the policy is kept before it and after."""
-    cfg, runtime, tokens = settings.ppo, settings.runtime, settings.tokens
-    for name in ("sft", "policy", "reward"):
-        backbone.add_adapter(name, settings.lora)
-    policy = Policy(backbone, "policy", 1.0, runtime.logprob_chunk, ScalarHead(backbone.hidden_size, 0.0))
-    model = RewardModel(backbone, "reward", reward_head(backbone.hidden_size))
-    optimizer = optimizer_for(policy, cfg)
-    kept: list[Tensor] = []
-
-    def keep(_: int) -> None:
-        kept[:] = [parameter.detach().clone() for parameter in optimizer.parameters]
-
-    def score(rollout: Rollout) -> Tensor:
-        return model.score_minibatches(rollout, 0, runtime.microbatch_size, cfg.minibatch_size)
-
-    questions = [Prompt(key, (), ids(tokens.max_prompt)) for key in range(cfg.rollout_size)]
-    beyond = backbone.head_VH.shape[0]  # no token ends an answer
-    train_online(
-        policy,
-        Policy(backbone, "sft", 1.0, runtime.logprob_chunk),
-        score,
-        [questions],
-        optimizer,
-        algorithm_of(cfg),
-        cfg,
-        Sampling(tokens.max_response, (beyond,), runtime.rollout_chunk, seed=1),
-        runtime.microbatch_size,
-        lambda *_: None,
-        keep,
-    )
+def growing() -> dict[str, Work]:
+    """Rows that get longer, then more rows; by what the table calls them."""
+    longer = [replace(GROWING, prompt=length - GROWING.response) for length in LENGTHS]
+    more = [replace(GROWING, prompt=LENGTHS[0] - GROWING.response, rows=rows) for rows in ROWS]
+    return {f"{work.rows} rows of {work.row_tokens} tokens": work for work in (*longer, *more)}
 
 
-def offline(
-    model: Policy | RewardModel,
-    batch: Sequences | Pairs,
-    groups: list[ParameterGroup],
-    objective: Callable,
-    settings: Settings,
-) -> None:
-    """Two steps on one batch."""
-    optimizer = Optimizer(groups, 1.0, cosine_to_tenth(2, 0.0))
-    size = settings.runtime.microbatch_size
-    train_offline(model, [batch] * 2, optimizer, objective, size, dropout=True, log=lambda *_: None)
-
-
-def rows(settings: Settings, count: int) -> Sequences:
-    """Rows of full length."""
-    tokens = settings.tokens
-    return sequences([(ids(tokens.max_prompt), ids(tokens.max_response)) for _ in range(count)])
-
-
-def ids(count: int) -> list[int]:
-    """Random tokens."""
-    return torch.randint(3, 300, (count,)).tolist()
-
-
-def base_folder(base: str, scratch: Path) -> Path:
-    """The embedded base, or random weights of a configuration."""
-    if base == "embedded":
-        return locate(base)
-    folder = scratch / base
-    if not folder.exists():
-        AutoModelForCausalLM.from_config(configuration(base), dtype=torch.bfloat16).save_pretrained(folder)
-    return folder
-
-
-def table(rows: list[dict]) -> Table:
-    """For docs/memory.md."""
-    shown = Table(box=box.MARKDOWN)
-    for column in ("base", "stage", "planned, GiB", "measured, GiB", "planned / measured", "highest pass"):
-        shown.add_column(column)
-    for row in rows:
-        above = row["peak"] - row["libraries"]
-        figures = (f"{row['planned'] / GIB:.2f}", f"{above / GIB:.2f}", f"{row['ratio']:.2f}")
-        shown.add_row(row["case"], row["stage"], *figures, row["highest"])
-    return shown
-
-
-if __name__ == "__main__":
-    main()
+def _growth(model: str) -> tuple[Probe, ...]:
+    return tuple(_ours(name, work, model) for name, work in growing().items())

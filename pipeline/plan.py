@@ -43,7 +43,7 @@ def show(settings: Settings, machine: Machine) -> None:
     tokens = settings.tokens
     console.print(
         f"{settings.base.model} ({settings.base.quantization}, {settings.base.dtype}) on {machine.name}, {gib(machine.free)} free; rows of "
-        f"{tokens.max_prompt} + {tokens.max_response} tokens, {settings.runtime.microbatch_size} in a micro-batch",
+        f"{tokens.max_prompt} + {tokens.max_response} tokens, {settings.runtime.microbatch_tokens} tokens in a micro-batch",
         markup=False,
     )
     console.print(parts_table(plans, machine))

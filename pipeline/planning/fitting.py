@@ -10,7 +10,7 @@ from pipeline.planning.settings import GIB, Machine, Settings
 from pipeline.planning.stages import StagePlan, plan_stage
 
 CERTAIN = 1.15  # a plan may be 15% off: what needs more than this many times what is free cannot fit
-SMALL_CHUNK, SMALL_LOGPROB_CHUNK = 16, 128
+SMALL_CHUNK, SMALL_LOGPROB_CHUNK, SMALL_MICROBATCH = 16, 128, 1  # a row alone
 
 
 def verdict(plan: StagePlan, machine: Machine) -> str:
@@ -27,8 +27,8 @@ def changes(settings: Settings) -> Iterator[tuple[str, Any]]:
         yield "rollout_chunk", SMALL_CHUNK
     if runtime.logprob_chunk > SMALL_LOGPROB_CHUNK:
         yield "logprob_chunk", SMALL_LOGPROB_CHUNK
-    if runtime.microbatch_size > 1:
-        yield "microbatch_size", 1
+    if runtime.microbatch_tokens > SMALL_MICROBATCH:
+        yield "microbatch_tokens", SMALL_MICROBATCH
     if not runtime.gradient_checkpointing:
         yield "gradient_checkpointing", True
     if settings.base.quantization == "nf4" and runtime.base_cache != "off":

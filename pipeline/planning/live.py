@@ -15,16 +15,11 @@ from torch.utils._pytree import tree_leaves
 
 META = torch.device("meta")
 
-# operation -> bytes that it takes and gives back, besides its result, where that is as large as its argument
-INSIDE: dict[Any, Callable[..., int]] = {
-    torch.ops.aten.logsumexp.default: lambda x, *_: x.nbytes,  # exp(x - max)
-}
-
 
 class LiveBytes(TorchDispatchMode):
     """Within the block: `now`, the bytes alive of storages made in it, and `peak`, the most there were at once.
 
-    Counted after every operation, with what those of `INSIDE` take for themselves; what others do inside is not seen.
+    Counted after every operation; what an operation takes for itself and gives back inside is not seen.
     """
 
     def __init__(self, known: Iterable[Tensor] = ()):
@@ -37,8 +32,6 @@ class LiveBytes(TorchDispatchMode):
         self, func: Callable, types: Sequence[type], args: tuple = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
         """Runs the operation and takes down what it has made."""
-        if func in INSIDE:
-            self.peak = max(self.peak, self.now + INSIDE[func](*args))
         result = func(*args, **(kwargs or {}))
         for made in tree_leaves(result):
             if isinstance(made, Tensor):

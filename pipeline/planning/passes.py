@@ -3,17 +3,18 @@
 Axes: B rows, P prompt columns, R response tokens, T both, H hidden, V vocabulary, N tokens counted one by one.
 """
 
-from collections.abc import Callable
+import contextlib
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
-from transformers import DynamicCache
 
 from pipeline.heads import ScalarHead
 from pipeline.planning.live import LiveBytes, empty
 from pipeline.planning.skeleton import PlannedBackbone
 from pipeline.rollout import invert_cdf
+from pipeline.sampler import Decoder, decoding
 from pipeline.tensors import token_logprobs, token_logprobs_and_entropies
 
 Loss = Callable[[], Tensor]
@@ -51,29 +52,42 @@ def scoring(backbone: PlannedBackbone, forward: Callable[[], object]) -> int:
     return live.peak
 
 
-def sampling_first(backbone: PlannedBackbone, rows: Rows) -> int:
-    """Peak while the first tokens of a chunk of the rollout are sampled: all prompts go through."""
-    return _sampling(backbone, Rows(rows.count, 0, rows.prompt))
-
-
-def sampling_last(backbone: PlannedBackbone, rows: Rows) -> int:
-    """Peak while its last tokens are sampled, no row having ended early: the cache is full."""
-    return _sampling(backbone, Rows(rows.count, rows.width - 1, 1))
-
-
-def _sampling(backbone: PlannedBackbone, rows: Rows) -> int:
-    """Peak of one pass over `response` tokens with `prompt` tokens in the cache; how they came there does not count."""
-    cache = DynamicCache(config=backbone.causal.config)
-    with LiveBytes(_lying(backbone)) as live, backbone.inference():
-        for done, new in ((0, rows.prompt), (rows.prompt, rows.response)):
-            if new:
-                live.restart_peak()
-                logits_BV = backbone.decode(
-                    empty(rows.count, new), empty(rows.count, done + new, dtype=torch.bool), cache
-                )
-                logprobs_BV = torch.log_softmax(logits_BV / 1.0, dim=-1)
-                invert_cdf(logprobs_BV.exp(), empty(rows.count, dtype=torch.float64))
+def sampling_first(backbone: PlannedBackbone, rows: Rows, samples: int, merge: bool) -> int:
+    """Peak while the first tokens of a chunk of the rollout are sampled: all prompts go through, each once."""
+    with _decoding(backbone, rows, merge) as (live, decoder):
+        prompts = -(-rows.count // samples)
+        _sample(
+            decoder.start(empty(prompts, rows.prompt), empty(prompts, rows.prompt, dtype=torch.bool), empty(rows.count))
+        )
     return live.peak
+
+
+def sampling_last(backbone: PlannedBackbone, rows: Rows, merge: bool) -> int:
+    """Peak while its last tokens are sampled, no row having ended early: the cache is full.
+
+    How the tokens came there does not count, so they come all at once.
+    """
+    before = rows.width - 1
+    with _decoding(backbone, rows, merge) as (live, decoder):
+        decoder.start(empty(rows.count, before), empty(rows.count, before, dtype=torch.bool), empty(rows.count))
+        live.restart_peak()
+        _sample(decoder.step(empty(rows.count)))
+    return live.peak
+
+
+@contextlib.contextmanager
+def _decoding(backbone: PlannedBackbone, rows: Rows, merge: bool) -> Iterator[tuple[LiveBytes, Decoder]]:
+    with (
+        LiveBytes(_lying(backbone)) as live,
+        decoding(backbone, backbone.first_adapter, merge, "auto", False, rows.width) as open_decoder,
+    ):
+        yield live, open_decoder(rows.count, rows.width)
+
+
+def _sample(logits_BV: Tensor) -> Tensor:
+    """What `rollout.generate_chunk` does with logits."""
+    logprobs_BV = torch.log_softmax(logits_BV / 1.0, dim=-1)
+    return invert_cdf(logprobs_BV.exp(), empty(len(logits_BV), dtype=torch.float64))
 
 
 # --- what is computed in a pass ---

@@ -15,6 +15,8 @@ from transformers.integrations.sdpa_attention import repeat_kv
 from transformers.masking_utils import sdpa_mask
 from transformers.pytorch_utils import Conv1D
 
+from pipeline import attention as recompute
+from pipeline import blocks
 from pipeline.backbone import Backbone, BaseIdentity
 from pipeline.loading import output_head_name, without_dropout
 from pipeline.params.base import BaseParams, LoraParams
@@ -58,6 +60,8 @@ class PlannedLinear4bit(FrozenLinear4bit):
 class PlannedBackbone(Backbone):
     """A backbone that has shapes and no values."""
 
+    first_adapter: str
+
     def _check_output_head(self) -> None:
         """There are no logits to compare."""
 
@@ -72,9 +76,11 @@ def build(shape: BaseShape, layers: int, adapters: Sequence[str], lora: LoraPara
     attention = SDPA if shape.attention == "sdpa" else shape.attention
     with META:
         causal = AutoModelForCausalLM.from_config(config, dtype=shape.dtype, attn_implementation=attention)
+    blocks.replace_forwards(causal)
     if shape.params.quantization == "nf4":
         _quantise(causal, shape)
     backbone = PlannedBackbone(causal, META, BaseIdentity("", 0, ""), shape.checkpointing)
+    backbone.first_adapter = adapters[0] if adapters else ""
     for name in adapters:
         backbone.add_adapter(name, lora)
     return backbone
@@ -88,7 +94,7 @@ def quantised_size(layer: nn.Linear | Conv1D) -> int:
 
 
 def frozen_sizes(backbone: PlannedBackbone) -> dict[str, int]:
-    """Bytes of the base: quantised weights, all others, dequantised copies."""
+    """Bytes of the base: quantised weights, all others, dequantised copies; and what its linears take in forward precision."""
     linears = [module for module in backbone.causal.modules() if isinstance(module, PlannedLinear4bit)]
     packed = {id(layer.weight) for layer in linears}
     others = [
@@ -99,8 +105,19 @@ def frozen_sizes(backbone: PlannedBackbone) -> dict[str, int]:
     return {
         "quantised": sum(map(quantised_size, linears)),
         "unquantised": size_of(others),
+        "linears": sum(layer.weight.numel() for layer in _linears(backbone)) * backbone.head_VH.itemsize,
         "cache": size_of(layer.cached_weight_OI for layer in linears if layer.cached_weight_OI is not None),
     }
+
+
+def _linears(backbone: PlannedBackbone) -> list[nn.Linear | Conv1D]:
+    """All but the output head."""
+    head = backbone.head_VH
+    return [
+        module
+        for module in backbone.causal.modules()
+        if isinstance(module, nn.Linear | Conv1D) and module.weight is not head
+    ]
 
 
 def _quantise(causal: nn.Module, shape: BaseShape) -> None:
@@ -151,5 +168,6 @@ def _mask(*args: object, **kwargs: object) -> Tensor:
     return sdpa_mask(*args, **(kwargs | {"allow_is_causal_skip": False}))
 
 
+recompute.register()
 AttentionInterface.register(SDPA, _fused_attention)
 AttentionMaskInterface.register(SDPA, _mask)

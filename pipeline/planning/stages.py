@@ -5,12 +5,13 @@ from dataclasses import dataclass, fields
 from functools import partial
 from math import ceil
 
+import torch
 from transformers import PretrainedConfig
 
 from pipeline.algorithms import algorithm_of
 from pipeline.batch import Experience
 from pipeline.heads import ScalarHead
-from pipeline.loading import attention_kind
+from pipeline.loading import attention_of
 from pipeline.planning.live import META, size_of
 from pipeline.planning.passes import (
     Rows,
@@ -26,9 +27,11 @@ from pipeline.planning.passes import (
 from pipeline.planning.settings import Machine, Settings
 from pipeline.planning.skeleton import BaseShape, PlannedBackbone, build, frozen_sizes
 from pipeline.quantization import keeps_cache
+from pipeline.sampling_linears import can_pack
 
 Sizes = dict[str, int]
 FLOAT32 = 4  # bytes
+SAMPLING = ("sampling, first token", "sampling, last token")
 FEW, MORE = 2, 3  # layers: what is in memory grows by the same for each, so these two tell it for any number
 
 
@@ -88,7 +91,7 @@ def plan_stage(stage: str, settings: Settings, config: PretrainedConfig, machine
     cast = cast_of(stage, settings)
     runtime = settings.runtime
     shape = BaseShape(
-        config, settings.base, attention_kind(runtime, machine.device), True, runtime.gradient_checkpointing
+        config, settings.base, attention_of(runtime, machine.device), True, runtime.gradient_checkpointing
     )
     frozen = _at_all_layers(config, lambda layers: frozen_sizes(build(shape, layers, ())))
     left = machine.free - machine.overhead - frozen["quantised"] - frozen["unquantised"]
@@ -104,6 +107,8 @@ def plan_stage(stage: str, settings: Settings, config: PretrainedConfig, machine
 
     sizes = _at_all_layers(config, moving)
     adapter, head = sizes.pop("adapter"), FLOAT32 * (config.hidden_size + 1)
+    packed = _packed_size(settings, config, frozen, cache, machine)
+    sizes = {name: size + packed * (name in SAMPLING) for name, size in sizes.items()}
     trained = (adapter if cast.trained else 0) + cast.trained_heads * head
     parts = [
         Part("libraries" if machine.device.type == "cpu" else "CUDA context", machine.overhead),
@@ -164,7 +169,7 @@ def _sft(backbone: PlannedBackbone, settings: Settings) -> Sizes:
 
 
 def _reward(section: str, backbone: PlannedBackbone, settings: Settings) -> Sizes:
-    pairs, passes = _rows(settings, getattr(settings, section).batch_size)
+    pairs, passes = _rows(settings, getattr(settings, section).batch_size, 2)
     one = partial(score, backbone, pairs, _head(backbone))
     return {
         f"forward and backward, 2 x {pairs}": training(backbone, partial(pair_loss, one), True, passes),
@@ -173,7 +178,7 @@ def _reward(section: str, backbone: PlannedBackbone, settings: Settings) -> Size
 
 
 def _dpo(backbone: PlannedBackbone, settings: Settings) -> Sizes:
-    pairs, passes = _rows(settings, settings.dpo.batch_size)
+    pairs, passes = _rows(settings, settings.dpo.batch_size, 2)
     one = partial(policy_loss, backbone, pairs, settings.runtime.logprob_chunk)
     return {
         f"forward and backward, 2 x {pairs}": training(backbone, partial(pair_loss, one), False, passes),
@@ -186,7 +191,9 @@ def _ppo(backbone: PlannedBackbone, settings: Settings) -> Sizes:
     rows, passes = _rows(settings, cfg.minibatch_size)
     critic = _head(backbone) if algorithm_of(cfg).critic_objective is not None else None
     update = partial(policy_loss, backbone, rows, chunk, critic)
-    sizes = _answering(backbone, settings, cfg.rollout_size) | {
+    sizes = _answering(
+        backbone, settings, cfg.rollout_size, cfg.answers_per_prompt, cfg.sampling_weights == "merged"
+    ) | {
         f"log-probabilities, {rows}": scoring(backbone, partial(observation, backbone, rows, chunk)),
         f"update, {rows}": training(backbone, update, False, passes),
     }
@@ -198,25 +205,33 @@ def _ppo(backbone: PlannedBackbone, settings: Settings) -> Sizes:
 def _evaluate(backbone: PlannedBackbone, settings: Settings) -> Sizes:
     rows, _ = _rows(settings, settings.data.split.heldout)
     logprobs = partial(policy_loss, backbone, rows, settings.runtime.logprob_chunk)
-    return _answering(backbone, settings, settings.data.split.heldout) | {
+    return _answering(backbone, settings, settings.data.split.heldout, 1, merge=False) | {
         f"log-probabilities, {rows}": scoring(backbone, logprobs),
         f"scores, {rows}": scoring(backbone, partial(score, backbone, rows, _head(backbone))),
     }
 
 
-def _answering(backbone: PlannedBackbone, settings: Settings, answers: int) -> Sizes:
+def _answering(backbone: PlannedBackbone, settings: Settings, answers: int, samples: int, merge: bool) -> Sizes:
     tokens = settings.tokens
     rows = Rows(min(settings.runtime.rollout_chunk, answers), tokens.max_prompt, tokens.max_response)
-    return {
-        f"prompts of {rows.count} answers": sampling_first(backbone, rows),
-        f"last token of {rows.count} answers": sampling_last(backbone, rows),
-    }
+    first, last = SAMPLING
+    return {first: sampling_first(backbone, rows, samples, merge), last: sampling_last(backbone, rows, merge)}
 
 
-def _rows(settings: Settings, batch_size: int) -> tuple[Rows, int]:
-    """Rows of a micro-batch, and how many micro-batches a batch has."""
-    size = min(settings.runtime.microbatch_size, batch_size)
-    return Rows(size, settings.tokens.max_prompt, settings.tokens.max_response), ceil(batch_size / size)
+def _packed_size(settings: Settings, config: PretrainedConfig, frozen: Sizes, cache: bool, machine: Machine) -> int:
+    """Bytes of the weights that oneDNN packs for the time of a rollout: copies of all that lie there in 16 bits."""
+    if machine.device.type != "cpu" or not can_pack(torch.empty(0, dtype=getattr(torch, settings.base.dtype))):
+        return 0
+    head = config.vocab_size * config.hidden_size * 2
+    return head + (frozen["linears"] if cache or settings.base.quantization == "none" else 0)
+
+
+def _rows(settings: Settings, batch_size: int, sequences: int = 1) -> tuple[Rows, int]:
+    """Rows of a micro-batch, and how many micro-batches a batch has. sequences: of one row."""
+    tokens = settings.tokens
+    budget = settings.runtime.microbatch_tokens // (sequences * (tokens.max_prompt + tokens.max_response))
+    size = min(max(1, budget), batch_size)
+    return Rows(size, tokens.max_prompt, tokens.max_response), ceil(batch_size / size)
 
 
 def _head(backbone: PlannedBackbone) -> ScalarHead:
