@@ -67,6 +67,7 @@ def as_backbone(
     Raises:
         BaseModelError: the model does not fit its tokenizer or `runtime`.
     """
+    leave_file(causal)
     blocks.replace_forwards(causal)
     layers = replace_forwards(causal, dtype)
     if identity.tokenizer_length > causal.get_input_embeddings().weight.shape[0]:
@@ -78,6 +79,13 @@ def as_backbone(
     if runtime.compile == "layers":
         compile_layers(causal, layers)
     return Backbone(causal, device, identity, runtime.gradient_checkpointing, runtime.packing)
+
+
+def leave_file(causal: PreTrainedModel) -> None:
+    """Copies on the CPU what lies in the mapped file of weights: one tensor left there would keep all of its pages in memory."""
+    for tensor in (*causal.parameters(), *causal.buffers()):
+        if tensor.device.type == "cpu":
+            tensor.data = tensor.data.clone()
 
 
 def attention_of(runtime: RuntimeParams, device: torch.device) -> str:

@@ -27,7 +27,7 @@ from pipeline.planning.live import META, LiveBytes
 from pipeline.planning.passes import Rows
 from pipeline.planning.settings import GIB, Machine, Settings, card
 from pipeline.planning.skeleton import BaseShape, build, frozen_sizes
-from pipeline.planning.stages import Part, StagePlan, experience_size, plan_stage
+from pipeline.planning.stages import HEAP_HOLES, Part, StagePlan, experience_size, plan_stage
 from pipeline.roles import Policy, RewardModel
 
 LINEARS_OF_A_LAYER = [(64, 64), (64, 32), (64, 32), (64, 64), (64, 128), (64, 128), (128, 64)]
@@ -187,7 +187,9 @@ def test_two_and_three_layers_tell_seven() -> None:
     rows = Rows(min(fitting, setup.sft.batch_size), tokens.max_prompt, tokens.max_response)
     micro_batches = -(-setup.sft.batch_size // rows.count)
     loss = partial(passes.policy_loss, whole, rows, setup.runtime.logprob_chunk)
-    assert planned.highest.size == passes.training(whole, loss, True, micro_batches)
+    assert planned.highest.size == int((1 + HEAP_HOLES) * passes.training(whole, loss, True, micro_batches))
+    on_a_card = plan_stage("sft", setup.with_("runtime", attention="recompute"), config, card("24GB"))
+    assert on_a_card.highest.size == passes.training(whole, loss, True, micro_batches)
 
 
 def test_an_experience_by_hand() -> None:

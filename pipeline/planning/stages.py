@@ -31,6 +31,9 @@ from pipeline.sampling_linears import can_pack
 
 Sizes = dict[str, int]
 FLOAT32 = 4  # bytes
+# What glibc's heap holds for the tensors of a pass beyond their bytes: it leaves a hole where one was, and the next of the
+# same size does not fit (glibc's bug 14581, mended in 2.38). As benchmarks/memory.py measured it with 2.36.
+HEAP_HOLES = 0.5
 SAMPLING = ("sampling, first token", "sampling, last token")
 FEW, MORE = 2, 3  # layers: what is in memory grows by the same for each, so these two tell it for any number
 
@@ -108,7 +111,8 @@ def plan_stage(stage: str, settings: Settings, config: PretrainedConfig, machine
     sizes = _at_all_layers(config, moving)
     adapter, head = sizes.pop("adapter"), FLOAT32 * (config.hidden_size + 1)
     packed = _packed_size(settings, config, frozen, cache, machine)
-    sizes = {name: size + packed * (name in SAMPLING) for name, size in sizes.items()}
+    held = 1 + HEAP_HOLES if machine.device.type == "cpu" else 1.0
+    sizes = {name: int(held * size) + packed * (name in SAMPLING) for name, size in sizes.items()}
     trained = (adapter if cast.trained else 0) + cast.trained_heads * head
     parts = [
         Part("libraries" if machine.device.type == "cpu" else "CUDA context", machine.overhead),
