@@ -33,7 +33,7 @@ from pipeline.objectives.offline import bradley_terry, sft
 from pipeline.offline import train_offline
 from pipeline.online import optimizer_for, train_online
 from pipeline.planning.bases import configuration
-from pipeline.planning.settings import GIB, Machine, Settings, this_machine
+from pipeline.planning.settings import CODE_PAGES, GIB, Machine, Settings, this_machine
 from pipeline.planning.stages import plan_stage
 from pipeline.progress import console
 from pipeline.randomness import prepare_torch
@@ -106,7 +106,9 @@ def compare(case: str, stage: str, folder: Path) -> dict[str, str | float]:
     """Planned and measured bytes above the process's own."""
     settings = CASES[case].settings()
     machine = this_machine(settings.runtime)
-    plan = plan_stage(stage, settings, configuration(settings.base.model), Machine("", machine.device, machine.free, 0))
+    plan = plan_stage(
+        stage, settings, configuration(settings.base.model), Machine("", machine.device, machine.free, CODE_PAGES)
+    )
     command = [sys.executable, "-m", "benchmarks.memory", "--case", case, "--stage", stage, "--folder", str(folder)]
     measured = json.loads(subprocess.run(command, check=True, capture_output=True, text=True).stdout.splitlines()[-1])
     return {

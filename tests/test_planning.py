@@ -210,6 +210,15 @@ def test_every_stage_has_a_plan(stage: str) -> None:
     assert planned.get("Adam's moments", 0) == 2 * 4 * trained
 
 
+def test_the_update_of_ppo_is_a_pass_of_sft_with_a_critic() -> None:
+    """Equal rows and micro-batches: what is trained is the policy, whoever was sampled or scored with before."""
+    setup = settings().with_("sft", batch_size=8).with_("ppo", minibatch_size=8)
+    sft_plan, ppo_plan = (plan_stage(stage, setup, configuration("tiny"), card("24GB")) for stage in ("sft", "ppo"))
+    forward = next(part.size for part in sft_plan.passes if part.name.startswith("forward and backward"))
+    update = next(part.size for part in ppo_plan.passes if part.name.startswith("update"))
+    assert forward < update < 1.2 * forward
+
+
 @pytest.mark.parametrize(
     ("name", "billions"),
     [
@@ -250,7 +259,7 @@ def test_a_certain_misfit_is_refused_with_what_would_fit() -> None:
     refuse_misfit("sft", setup, config, Machine("m", torch.device("cpu"), int(needed / 1.14), 0))
     with pytest.raises(
         NoRoomError,
-        match=r"sft cannot fit: it takes about .* and m has .* With runtime\.microbatch_tokens: 1 it takes",
+        match=r"sft cannot fit: it takes about .* and m has .* With runtime\.microbatch_tokens: 1, runtime\.gradient_checkpointing: true it takes",
     ):
         refuse_misfit("sft", setup, config, Machine("m", torch.device("cpu"), needed // 2, 0))
     with pytest.raises(NoRoomError, match=r"No runtime parameter is enough .* smaller tokens\.max_prompt"):

@@ -79,7 +79,7 @@ def sampling_last(backbone: PlannedBackbone, rows: Rows, merge: bool) -> int:
 def _decoding(backbone: PlannedBackbone, rows: Rows, merge: bool) -> Iterator[tuple[LiveBytes, Decoder]]:
     with (
         LiveBytes(_lying(backbone)) as live,
-        decoding(backbone, backbone.first_adapter, merge, "auto", False, rows.width) as open_decoder,
+        decoding(backbone, backbone.adapter, merge, "auto", False, rows.width) as open_decoder,
     ):
         yield live, open_decoder(rows.count, rows.width)
 

@@ -23,6 +23,8 @@ from pipeline.quantization import free_memory
 GIB = 2**30
 # What a process takes on a GPU before its first tensor: context, kernels, cuBLAS. A guess: no GPU was at hand to measure it.
 CUDA_CONTEXT = GIB // 2
+# Pages of torch's code that are read when it first computes, on a CPU: as benchmarks/memory.py measured it.
+CODE_PAGES = 64 * 2**20
 
 
 @dataclass(frozen=True)
@@ -67,6 +69,11 @@ class Machine:
     free: int
     overhead: int
 
+    @property
+    def on_cpu(self) -> bool:
+        """Whether it is no GPU."""
+        return self.device.type == "cpu"
+
 
 def this_machine(runtime: RuntimeParams) -> Machine:
     """The device that `runtime.device` means here, as free as it is now; on a CPU the overhead is this process as it is now.
@@ -79,7 +86,7 @@ def this_machine(runtime: RuntimeParams) -> Machine:
     if device.type == "cuda":
         return Machine(torch.cuda.get_device_name(device), device, free, CUDA_CONTEXT)
     taken = psutil.Process().memory_info().rss
-    return Machine("this machine", device, free + taken, taken)
+    return Machine("this machine", device, free + taken, taken + CODE_PAGES)
 
 
 def card(size: str) -> Machine:

@@ -60,14 +60,14 @@ class PlannedLinear4bit(FrozenLinear4bit):
 class PlannedBackbone(Backbone):
     """A backbone that has shapes and no values."""
 
-    first_adapter: str
+    adapter: str  # the one that passes are done with
 
     def _check_output_head(self) -> None:
         """There are no logits to compare."""
 
 
 def build(shape: BaseShape, layers: int, adapters: Sequence[str], lora: LoraParams | None = None) -> PlannedBackbone:
-    """The backbone with `layers` of its layers."""
+    """The backbone with `layers` of its layers; passes are done with the last of the adapters."""
     config = copy.deepcopy(shape.config)
     config.num_hidden_layers = layers
     if getattr(config, "layer_types", None):
@@ -80,7 +80,7 @@ def build(shape: BaseShape, layers: int, adapters: Sequence[str], lora: LoraPara
     if shape.params.quantization == "nf4":
         _quantise(causal, shape)
     backbone = PlannedBackbone(causal, META, BaseIdentity("", 0, ""), shape.checkpointing)
-    backbone.first_adapter = adapters[0] if adapters else ""
+    backbone.adapter = adapters[-1] if adapters else ""
     for name in adapters:
         backbone.add_adapter(name, lora)
     return backbone
@@ -94,7 +94,7 @@ def quantised_size(layer: nn.Linear | Conv1D) -> int:
 
 
 def frozen_sizes(backbone: PlannedBackbone) -> dict[str, int]:
-    """Bytes of the base: quantised weights, all others, dequantised copies; and what its linears take in forward precision."""
+    """Bytes of the base: quantised weights, all others, dequantised copies; of its linears in forward precision; and its number of weights."""
     linears = [module for module in backbone.causal.modules() if isinstance(module, PlannedLinear4bit)]
     packed = {id(layer.weight) for layer in linears}
     others = [
@@ -105,6 +105,7 @@ def frozen_sizes(backbone: PlannedBackbone) -> dict[str, int]:
     return {
         "quantised": sum(map(quantised_size, linears)),
         "unquantised": size_of(others),
+        "weights": sum(weight.numel() for name, weight in backbone.causal.named_parameters() if ".lora_" not in name),
         "linears": sum(layer.weight.numel() for layer in _linears(backbone)) * backbone.head_VH.itemsize,
         "cache": size_of(layer.cached_weight_OI for layer in linears if layer.cached_weight_OI is not None),
     }

@@ -74,12 +74,13 @@ class StagePlan:
 class Cast:
     """Who takes part in a stage.
 
+    adapters: in memory; the last one is trained, where `trains`, and what passes are done with.
     heads: scalar heads.
     trained_heads: how many of them are trained.
     """
 
     adapters: tuple[str, ...]
-    trained: str | None
+    trains: bool
     heads: int
     trained_heads: int
     passes: Callable[[PlannedBackbone, Settings], dict[str, int]]
@@ -103,38 +104,47 @@ def plan_stage(stage: str, settings: Settings, config: PretrainedConfig, machine
 
     def moving(layers: int) -> Sizes:
         backbone = build(shape, layers, cast.adapters, settings.lora)
-        if cast.trained:
-            backbone.train(cast.trained)
+        if cast.trains:
+            backbone.train(backbone.adapter)
         one = size_of(backbone.adapter_parameters(cast.adapters[0]))
         return {"adapter": one} | cast.passes(backbone, settings)
 
-    sizes = _at_all_layers(config, moving)
-    adapter, head = sizes.pop("adapter"), FLOAT32 * (config.hidden_size + 1)
-    packed = _packed_size(settings, config, frozen, cache, machine)
-    held = 1 + HEAP_HOLES if machine.device.type == "cpu" else 1.0
-    sizes = {name: int(held * size) + packed * (name in SAMPLING) for name, size in sizes.items()}
-    trained = (adapter if cast.trained else 0) + cast.trained_heads * head
-    parts = [
-        Part("libraries" if machine.device.type == "cpu" else "CUDA context", machine.overhead),
+    passes = _at_all_layers(config, moving)
+    adapter, head = passes.pop("adapter"), FLOAT32 * (config.hidden_size + 1)
+    trained = (adapter if cast.trains else 0) + cast.trained_heads * head
+    base = [
+        Part("libraries" if machine.on_cpu else "CUDA context", machine.overhead),
         Part("base, 4 bits", frozen["quantised"], "NF4, double quantisation"),
-        Part("base, the rest", frozen["unquantised"], f"embeddings, output head, norms; {settings.base.dtype}"),
+        Part("base, not quantised", frozen["unquantised"], settings.base.dtype),
+    ]
+    others = [
         Part("base cache", frozen["cache"] if cache else 0, "dequantised weights"),
-        Part("adapters", len(cast.adapters) * adapter, f"{', '.join(cast.adapters)}; float32"),
+        Part("adapters", len(cast.adapters) * adapter, "float32"),
         Part("scalar heads", cast.heads * head, "float32"),
         Part("Adam's moments", 2 * trained, "float32"),
+        Part("the best policy so far", trained if stage == "ppo" else 0, "float32"),
+        Part("experience", experience_size(settings) if stage == "ppo" and machine.on_cpu else 0),
     ]
-    if stage == "ppo":
-        parts.append(Part("the best policy so far", trained, "float32"))
-        if machine.device.type == "cpu":  # on a GPU it lies in the machine's memory
-            parts.append(Part("experience", experience_size(settings), f"{settings.ppo.rollout_size} answers"))
-    if machine.device.type == "cpu" and cast.trained:
+    if machine.on_cpu:
+        packed = _packed_size(settings, config, frozen, cache)
+        passes = {name: int((1 + HEAP_HOLES) * size) + packed * (name in SAMPLING) for name, size in passes.items()}
+        passes["loading the base"] = _loading_size(frozen) - sum(part.size for part in others)
         # the state is copied, and then copied once more as the bytes of a file
-        sizes["writing a checkpoint"] = 2 * 3 * trained
+        passes["writing a checkpoint"] = 2 * 3 * trained
     return StagePlan(
         stage,
-        tuple(part for part in parts if part.size),
-        tuple(Part(name, size) for name, size in sizes.items()),
+        tuple(part for part in (*base, *others) if part.size),
+        tuple(Part(name, size) for name, size in passes.items() if size > 0),
     )
+
+
+def _loading_size(frozen: Sizes) -> int:
+    """Bytes that loading takes at most beside the base: the mapped file, and layers that wait for their quantisation.
+
+    Threads read ahead, so it may be less. On a GPU, layers go there one by one.
+    """
+    file = 2 * frozen["weights"]  # in 16 bits, as bases are given out
+    return file + (int((1 + HEAP_HOLES) * frozen["linears"]) if frozen["quantised"] else 0)
 
 
 def experience_size(settings: Settings) -> int:
@@ -151,15 +161,15 @@ def cast_of(stage: str, settings: Settings) -> Cast:
     if stage == "ppo":
         critic = int(algorithm_of(settings.ppo).critic_objective is not None)
         scored = int(settings.ppo.uses_reward_model)
-        adapters = ("sft", "policy", "reward")[: 2 + scored]
-        return Cast(adapters, "policy", critic + scored, critic, _ppo)
+        adapters = ("reward", "sft", "policy")[1 - scored :]
+        return Cast(adapters, True, critic + scored, critic, _ppo)
     return {
-        "sft": Cast(("sft",), "sft", 0, 0, _sft),
-        "reward": Cast(("reward",), "reward", 1, 1, partial(_reward, "reward")),
-        "judge": Cast(("judge",), "judge", 1, 1, partial(_reward, "judge")),
-        "dpo": Cast(("sft", "dpo"), "dpo", 0, 0, _dpo),
-        "evaluate": Cast(("sft", "policy", "reward", "judge"), None, 2, 0, _evaluate),
-        "evaluate_dpo": Cast(("sft", "dpo", "reward", "judge"), None, 2, 0, _evaluate),
+        "sft": Cast(("sft",), True, 0, 0, _sft),
+        "reward": Cast(("reward",), True, 1, 1, partial(_reward, "reward")),
+        "judge": Cast(("judge",), True, 1, 1, partial(_reward, "judge")),
+        "dpo": Cast(("sft", "dpo"), True, 0, 0, _dpo),
+        "evaluate": Cast(("sft", "policy", "reward", "judge"), False, 2, 0, _evaluate),
+        "evaluate_dpo": Cast(("sft", "dpo", "reward", "judge"), False, 2, 0, _evaluate),
     }[stage]
 
 
@@ -222,9 +232,9 @@ def _answering(backbone: PlannedBackbone, settings: Settings, answers: int, samp
     return {first: sampling_first(backbone, rows, samples, merge), last: sampling_last(backbone, rows, merge)}
 
 
-def _packed_size(settings: Settings, config: PretrainedConfig, frozen: Sizes, cache: bool, machine: Machine) -> int:
+def _packed_size(settings: Settings, config: PretrainedConfig, frozen: Sizes, cache: bool) -> int:
     """Bytes of the weights that oneDNN packs for the time of a rollout: copies of all that lie there in 16 bits."""
-    if machine.device.type != "cpu" or not can_pack(torch.empty(0, dtype=getattr(torch, settings.base.dtype))):
+    if not can_pack(torch.empty(0, dtype=getattr(torch, settings.base.dtype))):
         return 0
     head = config.vocab_size * config.hidden_size * 2
     return head + (frozen["linears"] if cache or settings.base.quantization == "none" else 0)
