@@ -2,7 +2,7 @@
 # make dpo     DPO instead of PPO         make table     the result again
 # make warmup  CartPole: start here       make ui        MLflow in the browser
 # make health  what is wrong, in words    make diagnose  why does it not learn?
-# make bench   ours against TRL, measured
+# make bench   ours against TRL, measured make plan      does it fit? what to change
 # Everything runs in .venv, made from requirements.lock. For bare dvc commands: source .venv/bin/activate
 
 PYTHON ?= $(shell command -v python3.11 || echo python3)

@@ -91,7 +91,7 @@ def main() -> None:
     if chosen.folder:
         print(json.dumps(measure(chosen.stage, CASES[chosen.case].settings(), chosen.folder)))
         return
-    rows = []
+    rows: list[dict] = []
     with tempfile.TemporaryDirectory() as scratch:
         for name in [chosen.case] if chosen.case else CASES:
             folder = base_folder(CASES[name].base, Path(scratch))
