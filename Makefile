@@ -2,14 +2,14 @@
 # make dpo     DPO instead of PPO         make table     the result again
 # make warmup  CartPole: start here       make ui        MLflow in the browser
 # make health  what is wrong, in words    make diagnose  why does it not learn?
-# make bench   ours against TRL, measured
+# make bench   ours against TRL, measured make plan      does it fit? what to change
 # Everything runs in .venv, made from requirements.lock. For bare dvc commands: source .venv/bin/activate
 
 PYTHON ?= $(shell command -v python3.11 || echo python3)
 BIN := .venv/bin
 export PATH := $(CURDIR)/$(BIN):$(PATH)
 
-.PHONY: setup repro dpo warmup table health diagnose bench check-data test lint audit sync-tracking ui use clean
+.PHONY: setup repro dpo warmup table health diagnose plan bench check-data test lint audit sync-tracking ui use clean
 .DEFAULT_GOAL := repro
 
 setup: .venv/.complete
@@ -45,6 +45,10 @@ table: setup
 # make health   what the rules of docs/health.md find in the last run
 health: setup
 	@python -m pipeline.health
+
+# make plan RECIPE=NAME CARD=24GB   does it fit? docs/memory.md; BASE=Qwen2.5-7B and TOKENS=256+256 try another base, other lengths
+plan: setup
+	@python -m pipeline.plan $(if $(RECIPE),"recipes/$(RECIPE).yaml") $(if $(CARD),--card "$(CARD)") $(if $(BASE),--base "$(BASE)") $(if $(TOKENS),--tokens "$(TOKENS)")
 
 # make check-data DATA=path   what prepare would make of a file, a folder, or hf://org/name@revision:split; SHAPE=name names the shape
 check-data: setup

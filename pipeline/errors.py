@@ -23,3 +23,7 @@ class TrainingError(UserError):
 
 class StorageError(UserError):
     """A folder that cannot be written to, or a disk without room."""
+
+
+class NoRoomError(UserError):
+    """A stage that cannot fit into memory."""

@@ -5,7 +5,7 @@ from pathlib import Path
 import torch
 from safetensors import SafetensorError
 from torch import nn
-from transformers import AutoConfig, AutoModelForCausalLM, BitsAndBytesConfig, PreTrainedModel
+from transformers import AutoConfig, AutoModelForCausalLM, BitsAndBytesConfig, PretrainedConfig, PreTrainedModel
 
 from pipeline import attention as recompute
 from pipeline import blocks
@@ -30,11 +30,7 @@ def load_backbone(folder: Path, params: BaseParams, runtime: RuntimeParams, iden
     attention = attention_of(runtime, device)
     try:
         config = AutoConfig.from_pretrained(folder, trust_remote_code=params.trust_remote_code)  # nosec B615  # a local folder
-        for key, value in config.to_dict().items():
-            if "drop" in key and isinstance(
-                value, float
-            ):  # attention_dropout, resid_pdrop, hidden_dropout_prob, layerdrop
-                setattr(config, key, 0.0)  # the base's own dropout is off in every stage
+        without_dropout(config)
         quantization = None
         if params.quantization == "nf4":
             quantization = BitsAndBytesConfig(
@@ -45,7 +41,7 @@ def load_backbone(folder: Path, params: BaseParams, runtime: RuntimeParams, iden
             )
             with torch.device("meta"):
                 skeleton = AutoModelForCausalLM.from_config(config, trust_remote_code=params.trust_remote_code)
-            check_shapes(skeleton, skipped={_output_head_name(skeleton)})
+            check_shapes(skeleton, skipped={output_head_name(skeleton)})
         causal = AutoModelForCausalLM.from_pretrained(  # nosec B615  # a local folder
             folder,
             config=config,
@@ -71,6 +67,7 @@ def as_backbone(
     Raises:
         BaseModelError: the model does not fit its tokenizer or `runtime`.
     """
+    leave_file(causal)
     blocks.replace_forwards(causal)
     layers = replace_forwards(causal, dtype)
     if identity.tokenizer_length > causal.get_input_embeddings().weight.shape[0]:
@@ -82,6 +79,13 @@ def as_backbone(
     if runtime.compile == "layers":
         compile_layers(causal, layers)
     return Backbone(causal, device, identity, runtime.gradient_checkpointing, runtime.packing)
+
+
+def leave_file(causal: PreTrainedModel) -> None:
+    """Copies on the CPU what lies in the mapped file of weights: one tensor left there would keep all of its pages in memory."""
+    for tensor in (*causal.parameters(), *causal.buffers()):
+        if tensor.device.type == "cpu":
+            tensor.data = tensor.data.clone()
 
 
 def attention_of(runtime: RuntimeParams, device: torch.device) -> str:
@@ -128,6 +132,14 @@ def pick_device(runtime: RuntimeParams) -> torch.device:
     return torch.device("cuda")
 
 
-def _output_head_name(causal: PreTrainedModel) -> str:
+def without_dropout(config: PretrainedConfig) -> None:
+    """Puts out the base's own dropout, in place: it is off in every stage."""
+    for key, value in config.to_dict().items():
+        if "drop" in key and isinstance(value, float):  # attention_dropout, resid_pdrop, hidden_dropout_prob, layerdrop
+            setattr(config, key, 0.0)
+
+
+def output_head_name(causal: PreTrainedModel) -> str:
+    """Of the module whose matrix gives logits; it is never quantised."""
     head = causal.get_output_embeddings()
     return next(name for name, module in causal.named_modules() if module is head)

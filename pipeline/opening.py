@@ -7,6 +7,9 @@ from pipeline.base_model import fingerprint, public_name
 from pipeline.errors import BaseModelError
 from pipeline.loading import load_backbone
 from pipeline.params.base import BaseParams
+from pipeline.planning.bases import configuration
+from pipeline.planning.fitting import refuse_misfit
+from pipeline.planning.settings import Settings, this_machine
 from pipeline.progress import console
 from pipeline.roles import RewardModel
 from pipeline.stage import BASE_FILE, Stage
@@ -18,6 +21,7 @@ def open_base(stage: Stage) -> Backbone:
 
     Raises:
         BaseModelError: it has changed since `prepare` recorded its fingerprint.
+        NoRoomError: the stage cannot fit into memory.
     """
     base = stage.params(BaseParams, "base")
     recorded = json.loads(stage.input(str(BASE_FILE)).read_text(encoding="utf-8"))["fingerprint"]
@@ -28,6 +32,9 @@ def open_base(stage: Stage) -> Backbone:
             "run `dvc repro -f prepare` and then `dvc repro`, or put the old base back."
         )
     stage.tracker.set_tags({"base.fingerprint": present})
+    if stage.runtime.check_memory:
+        config = configuration(str(stage.base_folder), base.trust_remote_code)
+        refuse_misfit(stage.name, Settings.read(), config, this_machine(stage.runtime))
     backbone = load_backbone(
         stage.base_folder, base, stage.runtime, BaseIdentity(present, len(stage.tokenizer), *public_name(base.model))
     )

@@ -10,11 +10,14 @@ from pathlib import Path
 import psutil
 
 from pipeline.data.sources import find_data
-from pipeline.errors import UserError
+from pipeline.errors import BaseModelError, UserError
 from pipeline.params.check import check_params
 from pipeline.params.data import DataParams
 from pipeline.params.ppo import PPOParams
 from pipeline.params.section import load_section
+from pipeline.planning.bases import configuration
+from pipeline.planning.fitting import refuse_misfit
+from pipeline.planning.settings import Settings, this_machine
 from pipeline.progress import console
 from pipeline.rewards import find_functions
 
@@ -48,6 +51,23 @@ def refuse_second_dvc(rwlock: Path = RWLOCK) -> None:
         )
 
 
+def check_memory() -> None:
+    """That each stage can fit; where the base is not on this machine yet, its stages look themselves.
+
+    Raises:
+        NoRoomError: the first one that cannot.
+    """
+    settings = Settings.read()
+    if not settings.runtime.check_memory:
+        return
+    try:
+        config = configuration(settings.base.model, settings.base.trust_remote_code)
+    except BaseModelError:
+        return
+    for stage in ("sft", "reward", "ppo", "evaluate"):
+        refuse_misfit(stage, settings, config, this_machine(settings.runtime))
+
+
 def main() -> None:
     """Exit status 1, and one line, where something is wrong."""
     try:
@@ -56,6 +76,7 @@ def main() -> None:
         for kind, path in load_section("data", DataParams).sources.items():
             find_data(f"data.{kind}", path)
         find_functions(load_section("ppo", PPOParams).reward)
+        check_memory()
     except UserError as error:
         console.print(str(error), markup=False, style="red")
         sys.exit(1)

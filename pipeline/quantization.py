@@ -92,12 +92,15 @@ def fill_cache(layers: list[FrozenLinear4bit], wanted: str, device: torch.device
     auto keeps them when they take less than half of the memory that is free.
     """
     elements = sum(layer.out_features * layer.in_features for layer in layers)
-    if wanted == "auto" and layers:
-        needed = elements * layers[0].compute_dtype.itemsize
-        wanted = "on" if needed < free_memory(device) / 2 else "off"
-    if wanted == "on":
+    needed = elements * layers[0].compute_dtype.itemsize if layers else 0
+    if keeps_cache(wanted, needed, free_memory(device)):
         for layer in layers:
             layer.cached_weight_OI = layer.dequantized()
+
+
+def keeps_cache(wanted: str, needed: int, free: int) -> bool:
+    """Whether dequantised weights of `needed` bytes are kept where so many are free."""
+    return wanted == "on" or (wanted == "auto" and needed < free / 2)
 
 
 def free_memory(device: torch.device) -> int:

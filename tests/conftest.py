@@ -34,6 +34,7 @@ def runtime(**changes) -> RuntimeParams:
         "decoder": "auto",
         "cuda_graphs": False,
         "logprob_chunk": 64,
+        "check_memory": True,
         "gradient_checkpointing": False,
         "compile": "off",
         "packing": False,

@@ -2,6 +2,7 @@
 
 import ast
 import sys
+from collections.abc import Collection
 from pathlib import Path
 
 from ruamel.yaml import YAML
@@ -36,13 +37,13 @@ def direct_imports(file: Path) -> set[Path]:
     return found - {file}
 
 
-def closure(file: Path) -> set[Path]:
-    """All our modules that a file needs, itself included."""
+def closure(file: Path, beyond: Collection[Path] = ()) -> set[Path]:
+    """All our modules that a file needs, itself included, but for those `beyond` and what only they need."""
     seen: set[Path] = set()
     waiting = [file]
     while waiting:
         current = waiting.pop()
-        if current not in seen:
+        if current not in seen and current not in beyond:
             seen.add(current)
             waiting += direct_imports(current)
     return seen
@@ -64,19 +65,24 @@ def stage_file(name: str) -> Path:
     return Path(*module.split(".")).with_suffix(".py")
 
 
-# Modules that cannot change a stage's output bytes: they raise, report, draw, wait or end the process.
+# Modules that cannot change a stage's output bytes: they raise, report, draw, wait, end the process, or refuse to start.
+# Through them nothing that they import can either.
 EXEMPT = {
     *(
         Path("pipeline", name)
         for name in ("errors.py", "masking.py", "progress.py", "interruption.py", "finished.py", "lock.py")
     ),
-    *(path.relative_to(ROOT) for name in ("health", "tracking") for path in (ROOT / "pipeline" / name).glob("*.py")),
+    *(
+        path.relative_to(ROOT)
+        for name in ("health", "tracking", "planning")
+        for path in (ROOT / "pipeline" / name).glob("*.py")
+    ),
 }
 
 
 def code_deps(stage: str) -> list[str]:
     """The code that a stage must name in dvc.yaml."""
-    return sorted(path.as_posix() for path in closure(stage_file(stage)) - EXEMPT)
+    return sorted(path.as_posix() for path in closure(stage_file(stage), beyond=EXEMPT))
 
 
 if __name__ == "__main__":

@@ -29,6 +29,7 @@ class RuntimeParams(Section):
     )
     cuda_graphs: bool = param("on a GPU the lean decoder's step is recorded once and replayed", False)
     logprob_chunk: int = param("response tokens whose logits exist at once", 512, ge=1)
+    check_memory: bool = param("a stage that cannot fit into memory by `make plan` does not start", True)
     gradient_checkpointing: bool = param("recompute activations in the backward pass: slower, smaller", False)
     compile: Literal["off", "layers"] = param(
         "layers: each block becomes compiled code at its first use, which takes a minute and a C++ compiler", "off"
