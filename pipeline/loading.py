@@ -76,6 +76,7 @@ def as_backbone(
             "a token was added without a row for it: use the tokenizer that came with the model."
         )
     fill_cache(layers, runtime.base_cache, device)
+    blocks.join_weights(causal)
     if runtime.compile == "layers":
         compile_layers(causal, layers)
     return Backbone(causal, device, identity, runtime.gradient_checkpointing, runtime.packing)

@@ -56,6 +56,7 @@ LAYERS = [
         "pipeline.weights",
         "pipeline.checkpoint",
         "pipeline.lora",
+        "pipeline.side_by_side",
         "pipeline.attention",
         "pipeline.blocks",
         "pipeline.quantization",

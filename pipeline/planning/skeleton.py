@@ -79,6 +79,7 @@ def build(shape: BaseShape, layers: int, adapters: Sequence[str], lora: LoraPara
     blocks.replace_forwards(causal)
     if shape.params.quantization == "nf4":
         _quantise(causal, shape)
+    blocks.join_weights(causal)
     backbone = PlannedBackbone(causal, META, BaseIdentity("", 0, ""), shape.checkpointing)
     backbone.adapter = adapters[-1] if adapters else ""
     for name in adapters:
