@@ -14,6 +14,7 @@ LAYERS = [
     ["stages"],
     ["pipeline.diagnose"],
     ["pipeline.diagnosis"],
+    ["pipeline.report"],
     [
         "pipeline.loop",
         "pipeline.online",

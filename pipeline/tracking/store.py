@@ -98,7 +98,7 @@ class Store:
             logging.getLogger(name).setLevel(logging.CRITICAL)  # what they log as an error is raised too
         database = uri.removeprefix(SQLITE).partition("?")[0] if uri.startswith(SQLITE) else None
         lock = FileLock(lock_file)
-        with _answers(), lock:
+        with answers(), lock:
             client = MlflowClient(uri)
             client.search_experiments(max_results=1)
         return cls(client, lock, Path(database).parent / "mlruns" if database else None)
@@ -106,7 +106,7 @@ class Store:
     def knows(self, run_id: str) -> bool:
         """Whether the run is in this store."""
         try:
-            with _answers():
+            with answers():
                 self.client.get_run(run_id)
         except Refused:
             return False
@@ -119,7 +119,7 @@ class Store:
             Unavailable: also where the experiment is deleted: without a run nothing else can be delivered.
         """
         try:
-            with _answers(), self.lock:
+            with answers(), self.lock:
                 experiment = self._experiment(entry["experiment"])
                 parent = self._found(experiment, PIPELINE_KEY, entry["parent"]["key"])
                 if parent is None:
@@ -142,7 +142,7 @@ class Store:
             Unavailable, Refused: see there.
         """
         first, run_id = entries[0], runs.of(entries[0])
-        with _answers():
+        with answers():
             match first["do"]:
                 case "metrics":
                     rows = [row for entry in entries for row in _rows(entry)]
@@ -162,6 +162,14 @@ class Store:
                     return self._link(run_id, first, folder)
         return []
 
+    def maker(self, experiment: str, path: str, content_hash: str) -> Run | None:
+        """The newest run that wrote bytes of this hash to `path`."""
+        return self._found(experiment, f"output:{path}", content_hash)
+
+    def parent(self, run: Run) -> Run:
+        """The pipeline run that a stage's run is a part of."""
+        return self.client.get_run(run.data.tags[MLFLOW_PARENT_RUN_ID])
+
     def _experiment(self, name: str) -> str:
         known = self.client.get_experiment_by_name(name)
         if known is not None:
@@ -170,7 +178,8 @@ class Store:
         return self.client.create_experiment(name, SERVED + _name(name) if self.files else None)
 
     def _found(self, experiment: str, tag: str, value: str) -> Run | None:
-        found = self.client.search_runs([experiment], f"tags.`{tag}` = '{value}'", max_results=1)
+        newest = ["attributes.start_time DESC"]
+        found = self.client.search_runs([experiment], f"tags.`{tag}` = '{value}'", order_by=newest, max_results=1)
         return found[0] if found else None
 
     def _made(self, experiment: str, name: str, tags: dict[str, str], at: int) -> Run:
@@ -206,15 +215,10 @@ class Store:
         experiment = self.client.get_run(run_id).info.experiment_id
         tags, notes = {}, []
         for path, content_hash in entry["inputs"].items():
-            found = self.client.search_runs(
-                [experiment],
-                f"tags.`output:{path}` = '{content_hash}'",
-                order_by=["attributes.start_time DESC"],
-                max_results=1,
-            )
+            found = self.maker(experiment, path, content_hash)
             if found:
-                tags[f"upstream:{path}"] = found[0].info.run_id
-                then = found[0].data.tags
+                tags[f"upstream:{path}"] = found.info.run_id
+                then = found.data.tags
                 notes += [
                     f"{path} was made with {package} {then.get(f'version.{package}')}, this stage runs with {now}."
                     for package, now in entry["versions"].items()
@@ -255,7 +259,7 @@ class Store:
 
 
 @contextmanager
-def _answers() -> Iterator[None]:
+def answers() -> Iterator[None]:
     """What a server or its database may raise, as one of our two kinds; anything else is a fault of ours and must be seen."""
     try:
         yield
