@@ -9,7 +9,7 @@ PYTHON ?= $(shell command -v python3.11 || echo python3)
 BIN := .venv/bin
 export PATH := $(CURDIR)/$(BIN):$(PATH)
 
-.PHONY: setup repro dpo warmup table report health diagnose check-data test lint audit sync-tracking ui use clean
+.PHONY: setup repro dpo warmup table report screenshots health diagnose check-data test lint audit sync-tracking ui use clean
 .DEFAULT_GOAL := repro
 
 setup: .venv/.complete
@@ -47,6 +47,11 @@ table: setup
 # make report   reports/index.html: the whole run on one page (docs/report.md)
 report: setup
 	@python -m pipeline.report
+
+# pictures of the report and of MLflow for docs/images/, in a headless Chromium that the machine must have
+screenshots: report
+	@python -m pip install --quiet --disable-pip-version-check --no-deps --requirement requirements-browser.lock
+	@PYTHONPATH=.:tests python docs/screenshots.py
 
 # make health   what the rules of docs/health.md find in the last run
 health: setup

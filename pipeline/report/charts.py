@@ -135,7 +135,7 @@ def frontier(points: Curve, budget: float, kept: int) -> Chart:
         budget: `ppo.keep_max_kl`.
         kept: the step whose policy was kept.
     """
-    title = "Reward against KL, on the development prompts"
+    title = "Reward against KL, development prompts"
     kl, steps = values(points, "kl"), values(points, "step")
 
     def draw(axes: Axes) -> None:
