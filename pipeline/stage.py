@@ -18,6 +18,7 @@ from typing import Any
 import transformers
 
 from pipeline import interruption
+from pipeline.banner import gpu_memory, tell_end, tell_start, tell_work
 from pipeline.base_model import locate
 from pipeline.data.tokenization import ChatTokenizer, load_tokenizer
 from pipeline.errors import DataError, StorageError, UserError
@@ -39,7 +40,7 @@ from pipeline.lock import alone_in
 from pipeline.params.base import BaseParams, TokensParams
 from pipeline.params.runtime import RuntimeParams
 from pipeline.params.section import S, load_section, parse_seed, read_params
-from pipeline.progress import ProgressBar, console
+from pipeline.progress import ProgressBar, console, show_as
 from pipeline.randomness import derive_seed, prepare_torch
 from pipeline.tracking.destination import destination
 from pipeline.tracking.tracker import Tracker, start_run
@@ -110,10 +111,9 @@ class Stage:
         """A bar for the stage's loop."""
         return ProgressBar(self.name, total, self.runtime.log_every)
 
-    def tell_trained(self, sizes: dict[str, int]) -> None:
-        """Says how many weights are trained, by what they belong to: training none can look like training."""
-        counts = ", ".join(f"{count:,} ({name})" for name, count in sizes.items())
-        console.print(f"{self.name}: weights that are trained: {counts}", markup=False)
+    def tell_trained(self, sizes: dict[str, int], adapters: list[str], work: str) -> None:
+        """Says what is about to be trained: see `tell_work`."""
+        tell_work(self.name, sizes, adapters, work, self.params(TokensParams, "tokens"))
         self.tracker.set_tags({f"trained_weights.{name}": str(count) for name, count in sizes.items()})
 
     def log(self, step: int, metrics: dict[str, float]) -> None:
@@ -182,6 +182,7 @@ def _alone(name: str) -> Iterator[Path]:
 
 def _run_alone(name: str, body: Callable[[Stage], None], section: str, folder: Path) -> None:
     runtime = load_section("runtime", RuntimeParams)
+    show_as(runtime.progress)
     seed = derive_seed(parse_seed(read_params()), section)
     definition = stage_definition(name)
     started = time.monotonic()
@@ -190,6 +191,7 @@ def _run_alone(name: str, body: Callable[[Stage], None], section: str, folder: P
         name, section, seed, runtime, tracker, HealthLog(name, tracker, dict(flattened(read_params()))), folder
     )
     status = "FAILED"
+    tell_start(name, parse_seed(read_params()), runtime, str(Path(WORK) / name))
     try:
         prepare_torch(seed, runtime)
         with stage.health.watching():
@@ -199,8 +201,9 @@ def _run_alone(name: str, body: Callable[[Stage], None], section: str, folder: P
         tracker.set_tags({f"output:{path}": hash_path(Path(path)) for path in definition["outs"]})
         peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024**2
         seconds = time.monotonic() - started
-        tracker.log_metrics(0, {"cost.seconds": seconds, "cost.peak_memory_gb": peak})
-        console.print(f"{name}: done in {seconds:.0f} s, peak memory {peak:.1f} GB", markup=False)
+        cost = {"cost.seconds": seconds, "cost.peak_memory_gb": peak, **gpu_memory()}
+        tracker.log_metrics(0, cost)
+        tell_end(name, cost)
         status = "FINISHED"
     except Interrupted as stop:
         status = "KILLED"

@@ -76,6 +76,7 @@ LAYERS = [
         "pipeline.files",
         "pipeline.masking",
         "pipeline.progress",
+        "pipeline.banner",
         "pipeline.lock",
         "pipeline.interruption",
     ],

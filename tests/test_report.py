@@ -13,7 +13,7 @@ from ruamel.yaml import YAML
 from pipeline.health.findings import Finding
 from pipeline.report.answers import representative
 from pipeline.report.charts import PLOTS, curve_chart, marks_of
-from pipeline.report.graph import drawing, duration
+from pipeline.report.graph import drawing
 from pipeline.report.page import render
 from pipeline.report.recipe import Change, changes, nearest_recipe
 from pipeline.report.run import StageFacts, read_run
@@ -113,14 +113,6 @@ def test_a_stage_stands_below_what_it_needs_and_implied_arrows_are_left_out() ->
         ("sft", "reward"),
         ("reward", "ppo"),
     }
-
-
-@pytest.mark.parametrize(
-    ("seconds", "shown"),
-    [(0.4, "0 s"), (59.6, "1 min 00 s"), (579, "9 min 39 s"), (3600, "1 h 00 min"), (7500, "2 h 05 min")],
-)
-def test_durations(seconds: float, shown: str) -> None:
-    assert duration(seconds) == shown
 
 
 def test_marks_name_the_findings_of_their_step() -> None:

@@ -48,13 +48,3 @@ def drawing(stages: Mapping[str, StageFacts]) -> Drawing:
     }
     arrows = [(boxes[source], boxes[target]) for source, target in nx.transitive_reduction(graph).edges]
     return Drawing(list(boxes.values()), arrows, width, len(rows) * (HEIGHT + GAP_Y) - GAP_Y)
-
-
-def duration(seconds: float) -> str:
-    """For people: `45 s`, `9 min 39 s`, `2 h 05 min`."""
-    whole = round(seconds)
-    if whole < 60:
-        return f"{whole} s"
-    if whole < 3600:
-        return f"{whole // 60} min {whole % 60:02d} s"
-    return f"{whole // 3600} h {whole % 3600 // 60:02d} min"

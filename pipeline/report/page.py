@@ -11,9 +11,10 @@ from markupsafe import Markup
 
 from pipeline.health.findings import Finding
 from pipeline.health.report import CLEAN
+from pipeline.progress import duration
 from pipeline.report.answers import representative
 from pipeline.report.charts import PLOTS, Chart, curve_chart, distribution, frontier, marks_of
-from pipeline.report.graph import HEIGHT, WIDTH, drawing, duration
+from pipeline.report.graph import HEIGHT, WIDTH, drawing
 from pipeline.report.recipe import nearest_recipe
 from pipeline.report.run import RunFacts, StageFacts
 from pipeline.report.verdict import mood, verdict
