@@ -31,6 +31,7 @@ from pipeline.lineage import (
     git_tags,
     hardware,
     numbers,
+    parent_tags,
     stage_address,
     stage_definition,
     stage_inputs,
@@ -190,6 +191,7 @@ def _run_alone(name: str, body: Callable[[Stage], None], section: str, folder: P
     stage = Stage(
         name, section, seed, runtime, tracker, HealthLog(name, tracker, dict(flattened(read_params()))), folder
     )
+    tracker.describe(" ".join((body.__globals__["__doc__"] or "").split()))  # what the stage's module says of it
     status = "FAILED"
     tell_start(name, parse_seed(read_params()), runtime, str(Path(WORK) / name))
     try:
@@ -202,7 +204,7 @@ def _run_alone(name: str, body: Callable[[Stage], None], section: str, folder: P
         peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024**2
         seconds = time.monotonic() - started
         cost = {"cost.seconds": seconds, "cost.peak_memory_gb": peak, **gpu_memory()}
-        tracker.log_metrics(0, cost)
+        tracker.cost(name, cost)
         tell_end(name, cost)
         status = "FINISHED"
     except Interrupted as stop:
@@ -255,6 +257,7 @@ def _start_tracking(name: str, runtime: RuntimeParams, definition: dict[str, lis
     )
     if tracker.run is not None:
         write_text(run_file, tracker.run)
+    tracker.set_tags(parent_tags(params), on="parent")
     tracker.link(inputs, {package: version(package) for package in VERSIONS})
     return tracker
 

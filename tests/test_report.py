@@ -17,11 +17,11 @@ from pipeline.report.graph import drawing
 from pipeline.report.page import render
 from pipeline.report.recipe import Change, changes, nearest_recipe
 from pipeline.report.run import StageFacts, read_run
-from pipeline.report.verdict import mood, verdict
 from pipeline.tracking.destination import Destination
 from pipeline.tracking.records import Records
 from pipeline.tracking.store import Store
 from pipeline.tracking.tracker import STORE_LOCK, start_run
+from pipeline.verdict import mood, verdict
 
 RECIPES = sorted((ROOT / "recipes").glob("*.yaml"))
 NOW = datetime(2026, 1, 2, 3, 4, tzinfo=UTC)

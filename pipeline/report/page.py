@@ -1,5 +1,6 @@
 """The page: what `run.py` has read, arranged and rendered. Every text goes through the template's escaping: answers are untrusted."""
 
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -17,7 +18,7 @@ from pipeline.report.charts import PLOTS, Chart, curve_chart, distribution, fron
 from pipeline.report.graph import HEIGHT, WIDTH, drawing
 from pipeline.report.recipe import nearest_recipe
 from pipeline.report.run import RunFacts, StageFacts
-from pipeline.report.verdict import mood, verdict
+from pipeline.verdict import mood, verdict
 
 TEMPLATES = Path(__file__).parent
 ROLES = {"base": "base", "sft": "SFT", "policy": "policy", "dpo": "DPO"}
@@ -72,6 +73,15 @@ def render(run: RunFacts, recipes: Sequence[Path], now: datetime | None = None) 
         recipe=nearest_recipe(recipes, run.params),
         tags=tags(run.stages),
     )
+
+
+def picture(chart: Chart) -> str:
+    """A chart as a file of its own, in the page's light colours."""
+    style = (TEMPLATES / "page.css").read_text(encoding="utf-8")
+    colours: dict[str, str] = {}
+    for variable, colour in re.findall(r"(--\w+): (#\w+)", style):
+        colours.setdefault(variable, colour)  # the first is the light one
+    return re.sub(r"var\((--\w+)\)", lambda found: colours[found[1]], chart.svg)
 
 
 def numbered_findings(run: RunFacts) -> dict[str, list[tuple[int, Finding]]]:
