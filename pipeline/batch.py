@@ -15,6 +15,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from pipeline import interruption
+from pipeline.out_of_memory import MICROBATCH
 from pipeline.tensors import length_mask
 
 
@@ -214,8 +215,14 @@ def map_rows(
     """`function` over micro-batches, without gradient; its results in the batch's own order, padded with zeros to one width.
 
     `function` gives tensors [b] or [b, r]. With `minibatch_size` the micro-batches are those of consecutive minibatches:
-    the shapes that the update's first epoch has.
+    the shapes that the update's first epoch has. Where memory runs out, micro-batches are halved.
     """
+    return MICROBATCH.fit(microbatch_size, lambda size: _map_rows(function, batch, size, minibatch_size))
+
+
+def _map_rows(
+    function: Callable[[Batch], tuple[Tensor, ...]], batch: Batch, microbatch_size: int, minibatch_size: int | None
+) -> tuple[Tensor, ...]:
     results: list[list[Tensor]] = []
     for part in batch.split(minibatch_size or len(batch)):
         of_part: list[list[Tensor]] = [[] for _ in range(len(part))]

@@ -4,7 +4,7 @@ Axes: B batch (rows that are still being sampled), P prompt columns, S all colum
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 import torch.nn.functional as F
@@ -14,6 +14,7 @@ from transformers import DynamicCache
 from pipeline import interruption
 from pipeline.batch import Rollout, pad_rows
 from pipeline.data.examples import Prompt, sequences
+from pipeline.out_of_memory import ROLLOUT_CHUNK
 from pipeline.randomness import uniforms
 from pipeline.roles import Policy
 
@@ -40,8 +41,14 @@ def generate(policy: Policy, prompts: Sequence[Prompt], sampling: Sampling, step
     """`sampling.samples` answers to each prompt, in the prompts' order; those to one prompt are neighbours.
 
     An answer ends with a stop token, which belongs to it, or is truncated at `max_new_tokens`. Every answer has at least
-    one token; a stop token alone is a legal answer of length 1.
+    one token; a stop token alone is a legal answer of length 1. Where memory runs out, chunks are halved.
     """
+    return ROLLOUT_CHUNK.fit(
+        sampling.chunk, lambda chunk: _generate(policy, prompts, replace(sampling, chunk=chunk), step)
+    )
+
+
+def _generate(policy: Policy, prompts: Sequence[Prompt], sampling: Sampling, step: int) -> Rollout:
     answers: list[list[int]] = []
     logprobs: list[list[float]] = []
     asked = [(prompt, sample) for prompt in prompts for sample in range(sampling.samples)]

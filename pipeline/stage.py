@@ -38,6 +38,7 @@ from pipeline.lineage import (
     state_key,
 )
 from pipeline.lock import alone_in
+from pipeline.out_of_memory import reporting
 from pipeline.params.base import BaseParams, TokensParams
 from pipeline.params.runtime import RuntimeParams
 from pipeline.params.section import S, load_section, parse_seed, read_params
@@ -116,6 +117,15 @@ class Stage:
         """Says what is about to be trained: see `tell_work`."""
         tell_work(self.name, sizes, adapters, work, self.params(TokensParams, "tokens"))
         self.tracker.set_tags({f"trained_weights.{name}": str(count) for name, count in sizes.items()})
+
+    def tell_limit(self, name: str, limit: int) -> None:
+        """Says that memory holds a runtime parameter down, and marks the run: rounding is that of the smaller value."""
+        console.print(
+            f"{self.name}: out of memory; runtime.{name} is {limit} from here on, which may change the last bits.",
+            markup=False,
+            style="yellow",
+        )
+        self.tracker.set_tags({f"{name.removesuffix('_size')}.halved": str(limit)})
 
     def log(self, step: int, metrics: dict[str, float]) -> None:
         """One step's figures, to MLflow, to the stage's curves, and to the rules that say what is wrong with them.
@@ -196,7 +206,7 @@ def _run_alone(name: str, body: Callable[[Stage], None], section: str, folder: P
     tell_start(name, parse_seed(read_params()), runtime, str(Path(WORK) / name))
     try:
         prepare_torch(seed, runtime)
-        with stage.health.watching():
+        with stage.health.watching(), reporting(stage.tell_limit):
             interruption.stop_anywhere()
             body(stage)
             interruption.wait_for_polls()

@@ -3,6 +3,7 @@
 import math
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from functools import partial
 from itertools import islice
 from typing import Any
 
@@ -14,6 +15,7 @@ from pipeline.data.examples import epochs_of
 from pipeline.errors import TrainingError
 from pipeline.objectives.offline import sft
 from pipeline.objectives.terms import Terms
+from pipeline.out_of_memory import MICROBATCH
 from pipeline.randomness import permutation
 from pipeline.roles import Policy, PolicyOutput
 
@@ -167,6 +169,10 @@ class UpdatePlan:
     microbatch_size: int
     stop_kl: float | None
 
+    def ends_at(self, stats: Figures) -> bool:
+        """Whether the step with these figures is one too many."""
+        return self.stop_kl is not None and stats.get("update_k3", 0.0) > self.stop_kl
+
 
 @dataclass(frozen=True)
 class Rehearsal:
@@ -216,14 +222,13 @@ def update(
     )
     stopped: tuple[Figures, ...] = ()
     for minibatch in islice(_minibatches(experience, plan, seed), len(taken), None):
-        stats = accumulate(policy, minibatch, objective, plan.microbatch_size)
-        if plan.stop_kl is not None and stats.get("update_k3", 0.0) > plan.stop_kl:
+        beside = (rehearsal, next(rehearsed)) if rehearsal else None
+        gradients = partial(_gradients, policy, minibatch, objective, plan, beside)
+        stats = MICROBATCH.fit(plan.microbatch_size, gradients, undo=optimizer.zero_grad)
+        if plan.ends_at(stats):
             optimizer.zero_grad()
             stopped = (finite(stats),)
             break
-        if rehearsal is not None:
-            stats["ptx_loss"] = rehearsal.accumulate(next(rehearsed), plan.microbatch_size)
-            stats["loss"] += rehearsal.coef * stats["ptx_loss"]
         stats |= optimizer.step(stats["loss"])
         taken += (finite(stats),)
         reached(taken)
@@ -231,6 +236,23 @@ def update(
         "update_steps": float(len(taken)),
         "update_steps_skipped": float(planned - len(taken)),
     }
+
+
+def _gradients(
+    policy: Callable[[Experience], Any],
+    minibatch: Experience,
+    objective: Objective,
+    plan: UpdatePlan,
+    beside: tuple[Rehearsal, Sequences] | None,
+    microbatch_size: int,
+) -> Figures:
+    """Those of one optimizer step; the step's figures."""
+    stats = accumulate(policy, minibatch, objective, microbatch_size)
+    if beside is not None and not plan.ends_at(stats):
+        rehearsal, demonstrations = beside
+        stats["ptx_loss"] = rehearsal.accumulate(demonstrations, microbatch_size)
+        stats["loss"] += rehearsal.coef * stats["ptx_loss"]
+    return stats
 
 
 def _minibatches(experience: Experience, plan: UpdatePlan, seed: int) -> Iterator[Experience]:

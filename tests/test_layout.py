@@ -81,6 +81,7 @@ LAYERS = [
         "pipeline.banner",
         "pipeline.lock",
         "pipeline.interruption",
+        "pipeline.out_of_memory",
     ],
     ["pipeline.errors", "pipeline.__init__"],
 ]

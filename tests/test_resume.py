@@ -76,7 +76,8 @@ class Copying(Recovery):
 
 
 def recovery(folder: Path, kind: type[Recovery] = Recovery, every: int = 1, **keys: Any) -> Recovery:
-    return kind("test", folder, every, 1e9, {}, lambda: None, **keys).hold(random=RandomStates())
+    settings = {"made_under": {}, "flush": lambda: None} | keys
+    return kind("test", folder, every, 1e9, **settings).hold(random=RandomStates())
 
 
 def leaves(backbone: Backbone, adapter: str, optimizer: Optimizer, curves: Curves, *more: object) -> str:
