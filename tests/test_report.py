@@ -10,7 +10,9 @@ from conftest import ROOT
 from report_world import empty_run, evaluation, finished_run, lock, rate
 from ruamel.yaml import YAML
 
+from pipeline.files import hash_file
 from pipeline.health.findings import Finding
+from pipeline.report.__main__ import main
 from pipeline.report.answers import representative
 from pipeline.report.charts import PLOTS, curve_chart, marks_of
 from pipeline.report.graph import drawing
@@ -219,6 +221,38 @@ def test_times_and_versions_are_those_of_the_run_that_made_the_bytes(tmp_path: P
     read = Read(render(run, RECIPES, NOW))
     assert "1 min 01 s" in read.text and "3.5 GB" in read.text and "<b>two cores</b>" in read.text
     assert "b" not in read.tags
+
+
+def test_the_report_becomes_a_file_of_the_pipeline_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Twice, as `make report` may be called again; the pictures have colours of their own, being no part of a page."""
+    monkeypatch.chdir(finished_run(tmp_path))
+    monkeypatch.delenv("MLFLOW_TRACKING_URI", raising=False)
+    uri, spools = f"sqlite:///{tmp_path}/mlflow.db", tmp_path / ".work/tracking"
+    tracker = start_run(Destination(uri, "solo-rlhf", spools, 300), "evaluate", "key", "seed 17", {}, {}, {})
+    tracker.set_tags({"output:metrics/evaluate.json": hash_file(Path("metrics/evaluate.json"))})
+    tracker.end("FINISHED")
+    main()
+    main()
+    (kept,) = Path("mlruns/solo-rlhf").glob("*/artifacts/report")
+    names = [
+        "index.html",
+        "reward_against_kl_development_prompts.svg",
+        "scores_by_the_judge.svg",
+        "scores_by_the_reward_of_training.svg",
+    ]
+    assert sorted(file.name for file in kept.iterdir()) == names
+    assert (kept / "index.html").read_bytes() == Path("reports/index.html").read_bytes()
+    assert not any("var(" in (kept / name).read_text() for name in names[1:])
+
+
+def test_without_mlflow_there_is_a_report_all_the_same(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(finished_run(tmp_path))
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", "http://127.0.0.1:9")  # the port of discard: nobody is there
+    main()
+    assert "MLflow does not answer" in capsys.readouterr().out
+    assert "The policy is better" in Path("reports/index.html").read_text(encoding="utf-8")
 
 
 @pytest.mark.skipif(browser_path() is None, reason="there is no Chromium on this machine")
