@@ -1,5 +1,7 @@
 """`make screenshots`: pictures of the report and of MLflow for docs/images/, of whatever run lies here, in a headless Chromium."""
 
+import json
+import os
 import socket
 import subprocess
 import sys
@@ -9,8 +11,10 @@ import urllib.request
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from urllib.parse import quote
 
 from browser import DESKTOP, PHONE, browser_path, page_in, shown
+from mlflow.tracking import MlflowClient
 
 REPORT = Path("reports/index.html")
 IMAGES = Path("docs/images")
@@ -42,7 +46,9 @@ def mlflow_ui() -> Iterator[str]:
         port = free.getsockname()[1]
     address = f"http://127.0.0.1:{port}"
     command = ["mlflow", "ui", "--backend-store-uri", "sqlite:///mlflow.db", "--artifacts-destination", "mlruns"]
-    server = subprocess.Popen([*command, "--port", str(port)], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    command += ["--port", str(port), "--workers", "1"]
+    environment = os.environ | {"MLFLOW_SERVER_ENABLE_JOB_EXECUTION": "false"}
+    server = subprocess.Popen(command, env=environment, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
     try:
         deadline = time.monotonic() + PATIENCE
         while not _answers(f"{address}/health"):
@@ -54,14 +60,37 @@ def mlflow_ui() -> Iterator[str]:
         server.wait()
 
 
-def mlflow_pictures(address: str, experiment: str) -> None:
-    """The experiment's runs: parents with their stages and the figures that are compared."""
-    with page_in((1500, 700), "light") as (page, _):
+def mlflow_pictures(address: str) -> None:
+    """The pipeline runs, two of them compared where there are two, and the registered policies where there are any."""
+    client = MlflowClient("sqlite:///mlflow.db")
+    experiments = [found for found in client.search_experiments() if found.name != "Default"]
+    experiment = max(experiments, key=lambda found: found.last_update_time).experiment_id
+    runs = client.search_runs([experiment], order_by=["attributes.start_time DESC"])
+    parents = [run.info.run_id for run in runs if "pipeline.key" in run.data.tags]
+    _picture(f"{address}/#/experiments/{experiment}/runs", "Created", "mlflow-runs")
+    if len(parents) > 1:
+        both = quote(json.dumps(parents[:2]))
+        _picture(
+            f"{address}/#/compare-runs?runs={both}&experiments={quote(json.dumps([experiment]))}",
+            "Comparing",
+            "mlflow-compare",
+        )
+    for model in client.search_registered_models():
+        _picture(f"{address}/#/models/{quote(model.name)}", "Aliases", "mlflow-model")
+
+
+def _picture(address: str, awaited: str, name: str) -> None:
+    """A page of MLflow once a text is on it, its assistant's panel closed."""
+    with page_in((1500, 800), "light") as (page, _):
         page.set_default_timeout(PATIENCE * 1000)
-        page.goto(f"{address}/#/experiments/{experiment}/runs")
-        page.get_by_text("seed ").first.wait_for()
-        page.wait_for_timeout(3000)
-        page.screenshot(path=IMAGES / "mlflow-runs.png")
+        page.goto(address)
+        page.get_by_text(awaited).first.wait_for()
+        page.wait_for_timeout(5000)
+        close = page.get_by_role("button", name="Close")
+        if close.count():
+            close.first.click()
+            page.wait_for_timeout(2000)
+        page.screenshot(path=IMAGES / f"{name}.png")
 
 
 def _answers(address: str) -> bool:
@@ -82,7 +111,7 @@ def main() -> None:
     report_pictures()
     if Path("mlflow.db").is_file():
         with mlflow_ui() as address:
-            mlflow_pictures(address, "1")
+            mlflow_pictures(address)
     print(f"screenshots: {', '.join(str(file) for file in sorted(IMAGES.glob('*.png')))}")
 
 

@@ -49,10 +49,11 @@ def render(run: RunFacts, recipes: Sequence[Path], now: datetime | None = None) 
     )
     templates.filters |= {"duration": duration, "percent": _percent, "rate": _rate, "drawn": _drawn, "cell": _cell}
     numbered = numbered_findings(run)
+    style = Markup((TEMPLATES / "page.css").read_text(encoding="utf-8"))  # nosec B704  # a file of ours
     return templates.get_template("page.html").render(
         run=run,
         now=now or datetime.now(UTC),
-        style=Markup((TEMPLATES / "page.css").read_text(encoding="utf-8")),  # nosec B704  # a file of ours
+        style=style,
         roles=ROLES,
         base=run.params.get("base", {}).get("model"),
         verdict=verdict(run.metrics(run.evaluation), run.trained) if run.trained else None,
