@@ -61,13 +61,14 @@ def mlflow_ui() -> Iterator[str]:
 
 
 def mlflow_pictures(address: str) -> None:
-    """The pipeline runs, two of them compared where there are two, and the registered policies where there are any."""
+    """The pipeline runs, the newest of them, two of them compared where there are two, and the registered policies where there are any."""
     client = MlflowClient("sqlite:///mlflow.db")
     experiments = [found for found in client.search_experiments() if found.name != "Default"]
     experiment = max(experiments, key=lambda found: found.last_update_time).experiment_id
     runs = client.search_runs([experiment], order_by=["attributes.start_time DESC"])
     parents = [run.info.run_id for run in runs if "pipeline.key" in run.data.tags]
     _picture(f"{address}/#/experiments/{experiment}/runs", "Created", "mlflow-runs")
+    _picture(f"{address}/#/experiments/{experiment}/runs/{parents[0]}", "Description", "mlflow-run")
     if len(parents) > 1:
         both = quote(json.dumps(parents[:2]))
         _picture(
