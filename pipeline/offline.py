@@ -16,7 +16,7 @@ def train_offline(
     batches: Iterable[Batch],
     optimizer: Optimizer,
     objective: Objective,
-    microbatch_size: int,
+    microbatch_tokens: int,
     dropout: bool,
     log: Callable[[int, dict[str, float]], None],
     recovery: Recovery | NoRecovery = NO_RECOVERY,
@@ -27,7 +27,7 @@ def train_offline(
         for step, batch in enumerate(islice(batches, start, None), start):
             assert batch.num_terms > 0, "a batch has nothing to learn from"
             gradients = partial(accumulate, model, batch, objective)
-            stats = MICROBATCH.fit(microbatch_size, gradients, undo=optimizer.zero_grad)
+            stats = MICROBATCH.fit(microbatch_tokens, gradients, undo=optimizer.zero_grad)
             stats |= optimizer.step(stats["loss"])
             log(step, stats)
             recovery.reached(f"step {step + 1}")

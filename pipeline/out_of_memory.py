@@ -86,7 +86,7 @@ class PieceSize:
         self.report(self.name, limit)
 
 
-MICROBATCH = PieceSize("microbatch_size")
+MICROBATCH = PieceSize("microbatch_tokens")
 ROLLOUT_CHUNK = PieceSize("rollout_chunk")
 SIZES = (MICROBATCH, ROLLOUT_CHUNK)
 

@@ -4,7 +4,6 @@ import contextlib
 import math
 import os
 import resource
-import shutil
 import sys
 import time
 import warnings
@@ -17,7 +16,7 @@ from typing import Any
 
 import transformers
 
-from pipeline import interruption
+from pipeline import finished, interruption
 from pipeline.banner import gpu_memory, tell_end, tell_start, tell_work
 from pipeline.base_model import locate
 from pipeline.data.tokenization import ChatTokenizer, load_tokenizer
@@ -27,6 +26,7 @@ from pipeline.health.report import HealthLog
 from pipeline.interruption import Interrupted
 from pipeline.lineage import (
     digest,
+    dvc_lock,
     flattened,
     git_tags,
     hardware,
@@ -59,7 +59,7 @@ class Stage:
 
     name: its name in its DVC file.
     section: its section of params.yaml, from which its seed is derived too: stages that share one see the same noise.
-    folder: its own as long as parameters, inputs and code are what they are; removed when the stage has finished.
+    folder: its own as long as parameters, inputs and code are what they are; removed when the stage has finished and DVC has its outputs.
     on_stop: writes what is not to be lost, and says in words where the next run goes on; None where that is the start.
     """
 
@@ -125,7 +125,7 @@ class Stage:
             markup=False,
             style="yellow",
         )
-        self.tracker.set_tags({f"{name.removesuffix('_size')}.halved": str(limit)})
+        self.tracker.set_tags({f"{name.removesuffix('_tokens')}.halved": str(limit)})
 
     def log(self, step: int, metrics: dict[str, float]) -> None:
         """One step's figures, to MLflow, to the stage's curves, and to the rules that say what is wrong with them.
@@ -149,7 +149,16 @@ class Stage:
     def circumstances(self) -> dict[str, str]:
         """What may change the last bits of a result without being tracked."""
         settings = {f"runtime.{name}": value for name, value in flattened(self.runtime.model_dump())}
-        rounding = ("device", "threads", "deterministic", "attention", "microbatch_size", "rollout_chunk")
+        rounding = (
+            "device",
+            "threads",
+            "deterministic",
+            "attention",
+            "microbatch_tokens",
+            "rollout_chunk",
+            "packing",
+            "compile",
+        )
         return {package: version(package) for package in VERSIONS} | {
             key: settings[key] for key in (f"runtime.{name}" for name in rounding)
         }
@@ -172,7 +181,7 @@ def run_stage(name: str, body: Callable[[Stage], None], section: str | None = No
     try:
         with interruption.listening(), _alone(name) as folder:
             _run_alone(name, body, section or name, folder)
-            shutil.rmtree(folder)
+            finished.leave(folder, name, dvc_lock(name))
     except UserError as error:
         console.print(f"{name}: {error}", markup=False, style="red")
         sys.exit(1)
@@ -186,7 +195,9 @@ def _alone(name: str) -> Iterator[Path]:
 
     It is in the main checkout also where DVC runs an experiment in a copy, which it removes at the end.
     """
-    folder = Path(os.environ.get("DVC_ROOT", ".")) / WORK / name / state_key(name, stage_inputs(stage_definition(name)))
+    work = Path(os.environ.get("DVC_ROOT", ".")) / WORK
+    finished.sweep(work)
+    folder = work / name / state_key(name, stage_inputs(stage_definition(name)))
     with alone_in(Path(WORK) / name, f"stage {name}"), alone_in(folder, f"stage {name} with these parameters"):
         yield folder
 

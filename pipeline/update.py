@@ -137,16 +137,16 @@ def constant_after_warmup(warmup_steps: int) -> Callable[[int], float]:
 
 
 def accumulate(
-    model: Callable[[Batch], Any], minibatch: Batch, objective: Objective, microbatch_size: int
+    model: Callable[[Batch], Any], minibatch: Batch, objective: Objective, microbatch_tokens: int
 ) -> dict[str, float]:
     """Gradients of the minibatch's loss, micro-batch by micro-batch; the means of its terms.
 
-    Each micro-batch gives a SUM, divided by the minibatch's number of terms: the micro-batch size changes nothing but
-    memory, speed and rounding.
+    Each micro-batch gives a SUM, divided by the minibatch's number of terms: the size of micro-batches changes nothing
+    but memory, speed and rounding.
     """
     sums: dict[str, float] = {}
     maxima: dict[str, float] = {}
-    for _, micro in microbatches(minibatch, microbatch_size):
+    for _, micro in microbatches(minibatch, microbatch_tokens):
         micro = micro.to(model.device)
         terms = objective(model(micro), micro)
         (terms.loss_sum / minibatch.num_terms).backward()
@@ -166,7 +166,7 @@ class UpdatePlan:
 
     epochs: int
     minibatch_size: int
-    microbatch_size: int
+    microbatch_tokens: int
     stop_kl: float | None
 
     def ends_at(self, stats: Figures) -> bool:
@@ -186,14 +186,14 @@ class Rehearsal:
     demonstrations: Sequences
     coef: float
 
-    def accumulate(self, batch: Sequences, microbatch_size: int) -> float:
+    def accumulate(self, batch: Sequences, microbatch_tokens: int) -> float:
         """Adds the weighted gradients of the batch's SFT loss; the loss itself, in nats per token."""
 
         def weighted(output: PolicyOutput, rows: Sequences) -> Terms:
             terms = sft(output.logprobs_BR, rows.response_mask_BR)
             return Terms(self.coef * terms.loss_sum, terms.sums)
 
-        return accumulate(self.policy, batch, weighted, microbatch_size)["loss"]
+        return accumulate(self.policy, batch, weighted, microbatch_tokens)["loss"]
 
 
 def update(
@@ -224,7 +224,7 @@ def update(
     for minibatch in islice(_minibatches(experience, plan, seed), len(taken), None):
         beside = (rehearsal, next(rehearsed)) if rehearsal else None
         gradients = partial(_gradients, policy, minibatch, objective, plan, beside)
-        stats = MICROBATCH.fit(plan.microbatch_size, gradients, undo=optimizer.zero_grad)
+        stats = MICROBATCH.fit(plan.microbatch_tokens, gradients, undo=optimizer.zero_grad)
         if plan.ends_at(stats):
             optimizer.zero_grad()
             stopped = (finite(stats),)
@@ -244,13 +244,13 @@ def _gradients(
     objective: Objective,
     plan: UpdatePlan,
     beside: tuple[Rehearsal, Sequences] | None,
-    microbatch_size: int,
+    microbatch_tokens: int,
 ) -> Figures:
     """Those of one optimizer step; the step's figures."""
-    stats = accumulate(policy, minibatch, objective, microbatch_size)
+    stats = accumulate(policy, minibatch, objective, microbatch_tokens)
     if beside is not None and not plan.ends_at(stats):
         rehearsal, demonstrations = beside
-        stats["ptx_loss"] = rehearsal.accumulate(demonstrations, microbatch_size)
+        stats["ptx_loss"] = rehearsal.accumulate(demonstrations, microbatch_tokens)
         stats["loss"] += rehearsal.coef * stats["ptx_loss"]
     return stats
 

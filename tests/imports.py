@@ -75,6 +75,7 @@ EXEMPT = {
             "banner.py",
             "candidate.py",
             "interruption.py",
+            "finished.py",
             "lock.py",
         )
     ),

@@ -74,11 +74,11 @@ def test_what_did_not_fit_is_halved_and_not_tried_again(told: Told) -> None:
         refuse(size, 3)
         return "done"
 
-    pieces = PieceSize("microbatch_size")
+    pieces = PieceSize("microbatch_tokens")
     pieces.report = lambda name, limit: told.append((name, limit))
     assert pieces.fit(13, work) == pieces.fit(13, work) == pieces.fit(2, work) == "done"
     assert sizes == [13, 6, 3, 3, 2]
-    assert told == [("microbatch_size", 6), ("microbatch_size", 3)]
+    assert told == [("microbatch_tokens", 6), ("microbatch_tokens", 3)]
 
 
 @pytest.mark.parametrize("error", [CUDA, CPU, PYTHON], ids=lambda error: type(error).__name__)
@@ -87,7 +87,7 @@ def test_at_one_row_the_error_goes_on_and_a_stage_says_what_to_lower(
 ) -> None:
     with pytest.raises(TrainingError, match="out of memory"), HealthLog("sft", Tracker(), {}).watching():
         MICROBATCH.fit(4, lambda size: refuse(size, 0, error))
-    assert told == [("microbatch_size", 2), ("microbatch_size", 1)]
+    assert told == [("microbatch_tokens", 2), ("microbatch_tokens", 1)]
     said = " ".join(capsys.readouterr().out.split())
     assert (
         "were halved as far as that goes. Set runtime.base_cache to off, runtime.gradient_checkpointing to true" in said
@@ -110,7 +110,7 @@ def test_other_errors_pass_at_once(told: Told, error: Exception) -> None:
 
 
 def test_every_row_of_an_evaluation_is_passed_in_pieces_of_one_size(told: Told) -> None:
-    """Seven rows at four a piece, room for two: after the first failure from the beginning, three pieces of two and one of one."""
+    """Rows of 4, 4, 5, 5, 5, 7 and 8 tokens, room for two: 32 tokens a piece take five, 16 take three, 8 take two of 4 or one."""
     seen = []
 
     def lengths(batch: Sequences) -> tuple[Tensor]:
@@ -118,14 +118,17 @@ def test_every_row_of_an_evaluation_is_passed_in_pieces_of_one_size(told: Told) 
         seen.append(len(batch))
         return (batch.lengths_B,)
 
-    assert map_rows(lengths, ROWS, 4)[0].tolist() == ROWS.lengths_B.tolist()
-    assert seen == [2, 2, 2, 1]
+    assert map_rows(lengths, ROWS, 32)[0].tolist() == ROWS.lengths_B.tolist()
+    assert seen == [2, 1, 1, 1, 1, 1]
 
 
 def test_a_supervised_run_is_the_run_that_had_the_smaller_size(
     make_backbone: Callable[..., Backbone], told: Told
 ) -> None:
-    """With dropout: seven rows in batches of four, room for two rows; weights, figures and the generator's state are equal."""
+    """With dropout: seven rows of 4 to 8 tokens in batches of four, room for two rows, as many as 14 tokens can be.
+
+    Weights, figures and the generator's state are equal.
+    """
 
     def run(most: int, size: int) -> tuple[str, list, Tensor, int]:
         with reporting(lambda *report: told.append(report)):
@@ -148,13 +151,13 @@ def test_a_supervised_run_is_the_run_that_had_the_smaller_size(
             )
             return backbone.adapter_hash("sft"), rows, torch.get_rng_state(), model.calls
 
-    *halved, calls = run(most=2, size=4)
-    assert told == [("microbatch_size", 2)]
-    *small, calls_small = run(most=2, size=2)
+    *halved, calls = run(most=2, size=28)
+    assert told == [("microbatch_tokens", 14)]
+    *small, calls_small = run(most=2, size=14)
     assert halved[:2] == small[:2]
     assert torch.equal(halved[2], small[2])
     assert calls == calls_small + 1  # the pass that did not fit
-    assert told == [("microbatch_size", 2)]
+    assert told == [("microbatch_tokens", 14)]
 
 
 def test_gradients_of_a_step_broken_off_are_thrown_away(make_backbone: Callable[..., Backbone], told: Told) -> None:
@@ -166,15 +169,15 @@ def test_gradients_of_a_step_broken_off_are_thrown_away(make_backbone: Callable[
             experience = world.experience(2)
             shown = Cramped(world.backbone, "policy", 1.0, 16)
             shown.most = 2
-            plan = UpdatePlan(epochs=1, minibatch_size=4, microbatch_size=size, stop_kl=None)
+            plan = UpdatePlan(epochs=1, minibatch_size=4, microbatch_tokens=size, stop_kl=None)
             objective = algorithm_of(world.cfg).objective
             with world.backbone.training(dropout=False):
                 update(world.policy, world.optimizer, experience, objective, plan, 1, Rehearsal(shown, ROWS, 0.5))
             return [parameter.detach().clone() for parameter in world.optimizer.parameters]
 
-    halved = weights(4)
-    assert told == [("microbatch_size", 2)]
-    assert all(torch.equal(one, other) for one, other in zip(halved, weights(2), strict=True))
+    halved = weights(28)
+    assert told == [("microbatch_tokens", 14)]
+    assert all(torch.equal(one, other) for one, other in zip(halved, weights(14), strict=True))
 
 
 def test_a_rollout_in_halves_has_the_same_answers(make_backbone: Callable[..., Backbone], told: Told) -> None:
@@ -201,19 +204,19 @@ def test_a_checkpoint_keeps_what_did_not_fit_and_says_so(
 ) -> None:
     backbone = make_backbone(lora=LORA)
     optimizer = Optimizer([ParameterGroup("adapter", backbone.train("sft"), 1e-2)], 1.0, cosine_to_tenth(4, 0.2))
-    before = recovery(tmp_path, made_under={"runtime.microbatch_size": "8"}).hold(memory=MemoryLimits())
+    before = recovery(tmp_path, made_under={"runtime.microbatch_tokens": "8"}).hold(memory=MemoryLimits())
     before.resume(optimizer)
     MICROBATCH.fit(8, lambda size: refuse(size, 4))
     before.reached("step 1")
     kept = read_checkpoint(tmp_path / "step-000001", ("optimizer", "random", "memory"))
-    assert kept.made_under == {"runtime.microbatch_size": "at most 4, as memory ran out"}
+    assert kept.made_under == {"runtime.microbatch_tokens": "at most 4, as memory ran out"}
     again: Told = []
     with reporting(lambda *report: again.append(report)):
         assert MICROBATCH.limit is None
         recovery(tmp_path).hold(memory=MemoryLimits()).resume(optimizer)
         assert MICROBATCH.limit == 4
         assert MICROBATCH.fit(8, lambda size: size) == 4
-    assert again == [("microbatch_size", 4)]
+    assert again == [("microbatch_tokens", 4)]
 
 
 def test_a_stage_marks_its_run(told: Told, capsys: pytest.CaptureFixture[str]) -> None:
@@ -225,5 +228,5 @@ def test_a_stage_marks_its_run(told: Told, capsys: pytest.CaptureFixture[str]) -
     assert tracker.tags == {"microbatch.halved": "4", "rollout_chunk.halved": "4"}
     said = " ".join(capsys.readouterr().out.split())
     assert said.startswith(
-        "ppo: out of memory; runtime.microbatch_size is 4 from here on, which may change the last bits."
+        "ppo: out of memory; runtime.microbatch_tokens is 4 from here on, which may change the last bits."
     )
