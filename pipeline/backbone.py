@@ -240,7 +240,7 @@ class Backbone:
         return padding_BTH.masked_scatter(attention_mask_BT[..., None], states_1NH)
 
     def decode(self, tokens_BT: Tensor, attention_mask_BS: Tensor, cache: Any) -> Tensor:
-        """Logits of the token after the last of `tokens_BT`, whose states join the cache; float32, [B, V].
+        """The last hidden state of each row, after the final norm; the tokens' states join the cache; [B, H].
 
         attention_mask_BS covers the cache and the new tokens.
         """
@@ -252,7 +252,7 @@ class Backbone:
             use_cache=True,
         ).last_hidden_state
         # contiguous: on CPU in bfloat16 a frozen head on a non-contiguous slice is 300 times slower
-        return F.linear(hidden_BTH[:, -1].contiguous(), self.head_VH).float()
+        return hidden_BTH[:, -1].contiguous()
 
     # --- inside ---
 

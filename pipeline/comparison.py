@@ -5,6 +5,7 @@ Axes: B prompts, R response tokens.
 
 from dataclasses import dataclass, field
 
+import torch
 from torch import Tensor
 
 from pipeline.batch import Rollout
@@ -55,6 +56,8 @@ def answer(
 
 def kl_per_answer(policy: Policy, reference: Policy, rollout: Rollout, microbatch_tokens: int) -> Tensor:
     """k1 to the reference, summed over the tokens of answers that `policy` sampled, in nats; [B]."""
+    if policy == reference:
+        return torch.zeros(len(rollout))
     log_ratio_BR = policy.logprobs_all(rollout, microbatch_tokens) - reference.logprobs_all(rollout, microbatch_tokens)
     return log_ratio_BR.sum(1)
 

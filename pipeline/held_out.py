@@ -26,7 +26,7 @@ from pipeline.params.ppo import PPOParams
 from pipeline.params.reward import RewardParams
 from pipeline.rewards import Rewards, find_functions
 from pipeline.roles import Policy, RewardModel
-from pipeline.rollout import Sampling
+from pipeline.rollout import sampling_of
 from pipeline.stage import Stage
 from pipeline.statistics import beside_baselines
 
@@ -74,7 +74,7 @@ def compare_answers(stage: Stage, held_out: HeldOut, folder: Path) -> dict[str, 
         figures by mode and role, and the median length of the chosen answers.
     """
     runtime, tokenizer, roles = stage.runtime, stage.tokenizer, held_out.roles
-    sampled = Sampling(tokenizer.max_response, tokenizer.stop_ids, runtime.rollout_chunk, stage.seed)
+    sampled = sampling_of(tokenizer, runtime, stage.seed)
     judges = {"judge": held_out.scorers["judge"]}
     found: dict[str, dict[str, Answers]] = {"sampled": {}, "greedy": {}}
     metrics: dict[str, dict[str, Any]] = {"sampled": {}, "greedy": {}}

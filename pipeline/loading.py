@@ -60,6 +60,17 @@ def load_backbone(folder: Path, params: BaseParams, runtime: RuntimeParams, iden
         raise BaseModelError(
             f"base.model {params.model!r} cannot be loaded from {folder}: {' '.join(str(error).split())[:300]}"
         ) from error
+    return as_backbone(causal, dtype, runtime, identity, device)
+
+
+def as_backbone(
+    causal: PreTrainedModel, dtype: torch.dtype, runtime: RuntimeParams, identity: BaseIdentity, device: torch.device
+) -> Backbone:
+    """A model on its device, quantised or not, with our forwards, and with what `runtime` says of caches and compiled blocks.
+
+    Raises:
+        BaseModelError: the model does not fit its tokenizer or `runtime`.
+    """
     blocks.replace_forwards(causal)
     layers = replace_forwards(causal, dtype)
     if identity.tokenizer_length > causal.get_input_embeddings().weight.shape[0]:

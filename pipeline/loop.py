@@ -14,7 +14,7 @@ from pipeline.params.ppo import PPOParams
 from pipeline.recovery import NO_RECOVERY, NoRecovery, Recovery
 from pipeline.rewards import Rewards, find_functions
 from pipeline.roles import Policy, RewardModel
-from pipeline.rollout import Sampling
+from pipeline.rollout import Sampling, sampling_of
 from pipeline.stage import Stage
 from pipeline.update import Optimizer, Rehearsal
 
@@ -95,6 +95,6 @@ def open_loop(stage: Stage, cfg: PPOParams, questions: Iterable[Prompt]) -> Loop
         model,
         Rewards(cfg.reward, functions, questions, tokenizer, model, runtime.microbatch_tokens),
         rehearsal,
-        Sampling(tokenizer.max_response, tokenizer.stop_ids, runtime.rollout_chunk, stage.seed),
+        sampling_of(tokenizer, runtime, stage.seed),
         runtime.microbatch_tokens,
     )

@@ -51,9 +51,8 @@ class _AdaptedLinear(torch.autograd.Function):
         ctx: Any, x: Tensor, dropped: Tensor | None, a_RI: Tensor, b_OR: Tensor, scaling: float, base: nn.Module
     ) -> Tensor:
         adapted_NI = (x if dropped is None else dropped).flatten(0, -2)
-        low_NR = adapted_NI @ a_RI.to(x.dtype).T
         result = base(x)
-        result.view(-1, len(b_OR)).addmm_(low_NR, b_OR.to(x.dtype).T, alpha=scaling)
+        low_NR = add_adapter_(result, adapted_NI, a_RI.to(x.dtype), b_OR.to(x.dtype), scaling)
         ctx.save_for_backward(adapted_NI, low_NR, a_RI, b_OR)
         ctx.scaling, ctx.base, ctx.in_place = scaling, base, dropped is None
         return result
@@ -79,6 +78,13 @@ class _AdaptedLinear(torch.autograd.Function):
         if needs_b:  # as [R, O] first: on CPU a product with few rows is faster than one with few columns
             grad_b = (low_NR.T @ grad_NO).to(b_OR.dtype).mul_(ctx.scaling).T
         return grad_x, grad_dropped, grad_a, grad_b, None, None
+
+
+def add_adapter_(result: Tensor, x_NI: Tensor, a_RI: Tensor, b_OR: Tensor, scaling: float) -> Tensor:
+    """Adds scaling * B A x to `result`, [..., O], in place; the low-rank image A x, [N, R]."""
+    low_NR = x_NI @ a_RI.T
+    result.view(-1, len(b_OR)).addmm_(low_NR, b_OR.T, alpha=scaling)
+    return low_NR
 
 
 def _weight_OI(base: nn.Module) -> Tensor:

@@ -43,7 +43,7 @@ def train_online(
     before has got to, and told of each rollout, optimizer step and iteration.
     """
     plan = UpdatePlan(cfg.epochs, cfg.minibatch_size, microbatch_tokens, cfg.stop_kl)
-    sampling = replace(sampling, samples=cfg.answers_per_prompt)
+    sampling = replace(sampling, samples=cfg.answers_per_prompt, weights=cfg.sampling_weights)
     normalize = score_normalizer(cfg)
     place = Place(KLControl(cfg.kl_coef, cfg.kl_target, cfg.kl_horizon))
     recovery.resume(optimizer=optimizer, place=place, normalize=normalize)

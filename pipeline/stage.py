@@ -156,6 +156,7 @@ class Stage:
             "attention",
             "microbatch_tokens",
             "rollout_chunk",
+            "decoder",
             "packing",
             "compile",
         )

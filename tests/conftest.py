@@ -31,6 +31,8 @@ def runtime(**changes) -> RuntimeParams:
         "base_cache": "auto",
         "microbatch_tokens": 256,
         "rollout_chunk": 64,
+        "decoder": "auto",
+        "cuda_graphs": False,
         "logprob_chunk": 64,
         "gradient_checkpointing": False,
         "compile": "off",

@@ -79,9 +79,9 @@ def sampled_colder_than_the_logprobs(patch: Patch, case: Case) -> None:
 
 
 def sampler_at_another_temperature(patch: Patch, case: Case) -> None:
-    real = pipeline.rollout._generate_chunk
+    real = pipeline.rollout.generate_chunk
     patch.setattr(
-        pipeline.rollout, "_generate_chunk", lambda policy, *rest: real(replace(policy, temperature=0.5), *rest)
+        pipeline.rollout, "generate_chunk", lambda policy, *rest: real(replace(policy, temperature=0.5), *rest)
     )
 
 
@@ -95,11 +95,11 @@ def logprobs_at_another_temperature(patch: Patch, case: Case) -> None:
 
 
 def goes_on_after_a_stop_token(patch: Patch, case: Case) -> None:
-    real = pipeline.rollout._generate_chunk
+    real = pipeline.rollout.generate_chunk
     patch.setattr(
         pipeline.rollout,
-        "_generate_chunk",
-        lambda policy, asked, sampling, step: real(policy, asked, replace(sampling, stop_ids=()), step),
+        "generate_chunk",
+        lambda policy, asked, sampling, *rest: real(policy, asked, replace(sampling, stop_ids=()), *rest),
     )
 
 

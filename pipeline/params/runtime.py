@@ -22,6 +22,12 @@ class RuntimeParams(Section):
         "tokens per forward and backward, padding included; a longer row goes alone: memory grows with it", 1024, ge=1
     )
     rollout_chunk: int = param("prompts that are sampled together", 64, ge=1)
+    decoder: Literal["auto", "transformers", "lean"] = param(
+        "lean: sampling by fewer and larger operations, for the Llama family; auto: in bfloat16, where on CPU its numbers are "
+        "those of transformers",
+        "auto",
+    )
+    cuda_graphs: bool = param("on a GPU the lean decoder's step is recorded once and replayed", False)
     logprob_chunk: int = param("response tokens whose logits exist at once", 512, ge=1)
     gradient_checkpointing: bool = param("recompute activations in the backward pass: slower, smaller", False)
     compile: Literal["off", "layers"] = param(
