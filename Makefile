@@ -2,14 +2,14 @@
 # make dpo     DPO instead of PPO         make table     the result again
 # make warmup  CartPole: start here       make ui        MLflow in the browser
 # make health  what is wrong, in words    make diagnose  why does it not learn?
-# make bench   ours against TRL, measured
+# make report  the whole run, one page  make bench    ours against TRL, measured
 # Everything runs in .venv, made from requirements.lock. For bare dvc commands: source .venv/bin/activate
 
 PYTHON ?= $(shell command -v python3.11 || echo python3)
 BIN := .venv/bin
 export PATH := $(CURDIR)/$(BIN):$(PATH)
 
-.PHONY: setup repro dpo warmup table health diagnose bench check-data test lint audit sync-tracking ui use clean
+.PHONY: setup repro dpo warmup table report screenshots health diagnose bench check-data test lint audit sync-tracking ui use clean
 .DEFAULT_GOAL := repro
 
 setup: .venv/.complete
@@ -27,12 +27,14 @@ repro: setup
 	@python -m pipeline.preflight
 	dvc repro
 	@python -m pipeline.summary
+	@python -m pipeline.report
 
 # The second DVC file: `dvc repro` alone does not run it.
 dpo: setup
 	@python -m pipeline.preflight
 	dvc repro alternatives/dvc.yaml:evaluate_dpo
 	@python -m pipeline.summary dpo
+	@python -m pipeline.report
 
 # CartPole through the same functions, in a minute or two; needs nothing of the chain.
 warmup: setup
@@ -41,6 +43,15 @@ warmup: setup
 
 table: setup
 	@python -m pipeline.summary
+
+# make report   reports/index.html: the whole run on one page (docs/report.md)
+report: setup
+	@python -m pipeline.report
+
+# pictures of the report and of MLflow for docs/images/, in a headless Chromium that the machine must have
+screenshots: report
+	@python -m pip install --quiet --disable-pip-version-check --no-deps --requirement requirements-browser.lock
+	@PYTHONPATH=.:tests python docs/screenshots.py
 
 # make health   what the rules of docs/health.md find in the last run
 health: setup

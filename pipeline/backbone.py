@@ -136,6 +136,11 @@ class Backbone:
         # save_embedding_layers: "auto" would ask the model hub about the base
         return get_peft_model_state_dict(self._peft, adapter_name=name, save_embedding_layers=False)
 
+    @property
+    def adapters(self) -> list[str]:
+        """The names of those that are on the base."""
+        return sorted(self._peft.peft_config) if self._peft else []
+
     def adapter_parameters(self, name: str) -> list[nn.Parameter]:
         """The adapter's parameters, in a fixed order."""
         return [parameter for key, parameter in self.causal.named_parameters() if _belongs_to(key, name)]

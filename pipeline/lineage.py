@@ -121,6 +121,17 @@ def git_tags() -> dict[str, str]:
     }
 
 
+def parent_tags(params: dict[str, Any]) -> dict[str, str]:
+    """What pipeline runs are filtered by."""
+    return {
+        "base.model": str(params["base"]["model"]),
+        "data.pairs": str(params["data"]["pairs"]),
+        "ppo.algorithm": str(params["ppo"]["algorithm"]),
+        "seed": str(params["seed"]),
+        **git_tags(),
+    }
+
+
 def hardware() -> str:
     """The GPU, or the CPU with its number and the memory."""
     if torch.cuda.is_available():

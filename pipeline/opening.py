@@ -7,7 +7,7 @@ from pipeline.base_model import fingerprint, public_name
 from pipeline.errors import BaseModelError
 from pipeline.loading import load_backbone
 from pipeline.params.base import BaseParams
-from pipeline.progress import console
+from pipeline.progress import announce
 from pipeline.roles import RewardModel
 from pipeline.stage import BASE_FILE, Stage
 from pipeline.weights import load_head
@@ -31,8 +31,13 @@ def open_base(stage: Stage) -> Backbone:
     backbone = load_backbone(
         stage.base_folder, base, stage.runtime, BaseIdentity(present, len(stage.tokenizer), *public_name(base.model))
     )
-    console.print(
-        f"{stage.name}: {base.model} base, {base.quantization}, {base.dtype} on {backbone.device}", markup=False
+    announce(
+        "base",
+        f"{stage.name}: {base.model} base, {base.quantization}, {base.dtype} on {backbone.device}",
+        model=base.model,
+        quantization=base.quantization,
+        dtype=base.dtype,
+        device=str(backbone.device),
     )
     return backbone
 

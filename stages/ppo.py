@@ -38,7 +38,8 @@ def ppo(stage: Stage) -> None:
     frozen_names = ("sft", "reward") if loop.reward_model else ("sft",)
     frozen = {name: policy.backbone.adapter_hash(name) for name in frozen_names}
     optimizer = optimizer_for(policy, cfg)
-    stage.tell_trained(optimizer.sizes)
+    work = f"{cfg.iterations} iterations of {cfg.rollout_size} answers to {len(questions)} prompts"
+    stage.tell_trained(optimizer.sizes, policy.backbone.adapters, work)
 
     def sample() -> tuple[Answers, Tensor]:
         found = answer(policy, rewards, {}, watched, loop.sampling, tokenizer, runtime.microbatch_tokens)

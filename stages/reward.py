@@ -46,7 +46,8 @@ def reward(stage: Stage) -> None:
         ParameterGroup("head", [head.linear.weight], cfg.head_lr),
     ]
     optimizer = Optimizer(groups, cfg.max_grad_norm, cosine_to_tenth(steps, cfg.warmup_share))
-    stage.tell_trained(optimizer.sizes)
+    work = f"{len(pairs)} pairs in {steps} steps of {cfg.batch_size}"
+    stage.tell_trained(optimizer.sizes, backbone.adapters, work)
     with stage.progress(steps) as bar:
 
         def log(step: int, stats: dict[str, float]) -> None:

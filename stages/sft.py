@@ -32,7 +32,8 @@ def sft(stage: Stage) -> None:
         cfg.max_grad_norm,
         cosine_to_tenth(steps, cfg.warmup_share),
     )
-    stage.tell_trained(optimizer.sizes)
+    work = f"{len(rows)} rows in {steps} steps of {cfg.batch_size}, {counts['trained_tokens']:,} tokens learnt from per epoch"
+    stage.tell_trained(optimizer.sizes, backbone.adapters, work)
     with stage.progress(steps) as bar:
 
         def log(step: int, stats: dict[str, float]) -> None:
