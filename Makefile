@@ -8,7 +8,7 @@ PYTHON ?= $(shell command -v python3.11 || echo python3)
 BIN := .venv/bin
 export PATH := $(CURDIR)/$(BIN):$(PATH)
 
-.PHONY: setup repro dpo warmup table health diagnose check-data test lint audit sync-tracking ui use clean
+.PHONY: setup repro dpo warmup table health diagnose check-data export chat test lint audit sync-tracking ui use clean
 .DEFAULT_GOAL := repro
 
 setup: .venv/.complete
@@ -53,6 +53,14 @@ check-data: setup
 # why does my run not learn? the code, a setting, or the reward model (docs/diagnose.md); writes nothing
 diagnose: setup
 	@python -m pipeline.diagnose
+
+# make export   the policy and the reward model as folders for plain PEFT and transformers (docs/export.md); POLICY=dpo: DPO's
+export: setup
+	@python -m pipeline.export $(POLICY)
+
+# make chat   base, SFT and policy answer you side by side
+chat: setup
+	@python -m pipeline.chat
 
 test: setup
 	python -m pytest

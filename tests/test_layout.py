@@ -12,7 +12,7 @@ from pipeline.params.check import SECTIONS
 # From the top down; a module may import its own layer and those below it.
 LAYERS = [
     ["stages"],
-    ["pipeline.diagnose"],
+    ["pipeline.diagnose", "pipeline.export.__main__", "pipeline.chat"],
     ["pipeline.diagnosis"],
     [
         "pipeline.loop",
@@ -31,6 +31,7 @@ LAYERS = [
         "pipeline.sync_tracking",
         "pipeline.warmup",
         "pipeline.warmup_summary",
+        "pipeline.export",
     ],
     [
         "pipeline.rollout",
