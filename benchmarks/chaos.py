@@ -155,8 +155,14 @@ def disturbed(
         if hit is None and len(done) >= kills:
             return done
         if hit is None:  # the chain came to its end before all kills: once more from its first stage
-            (folder / "dvc.lock").unlink()
+            forget(folder)
         last = hit
+
+
+def forget(folder: Path) -> None:
+    """DVC no longer knows that anything has run, so that it runs every stage again and restores none."""
+    (folder / "dvc.lock").unlink()
+    shutil.rmtree(folder / ".dvc/cache/runs")
 
 
 def kill_once(

@@ -1,5 +1,6 @@
 """Sets the environment that the pipeline wants before anything imports torch; tiny models and backbones for all tests."""
 
+import signal
 from collections.abc import Callable
 from pathlib import Path
 
@@ -15,6 +16,8 @@ from pipeline.tiny import write_tiny_model
 
 ROOT = Path(__file__).parent.parent
 SHARED = ROOT.parent / "shared"
+# a shell lets what it starts in the background ignore Ctrl-C, and stages keep to that; the tests send it
+signal.signal(signal.SIGINT, signal.default_int_handler)
 LORA = LoraParams(r=4, alpha=8.0, dropout=0.0, targets="all-linear")
 
 

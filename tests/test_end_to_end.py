@@ -2,6 +2,7 @@
 
 import contextlib
 import json
+import math
 import os
 import re
 import shutil
@@ -287,6 +288,62 @@ def test_a_killed_stage_goes_on_to_the_same_bytes_in_the_same_run(finished: tupl
     assert (newest.info.run_name, newest.info.status) == (stage, "FINISHED")
     steps = sorted(metric.step for metric in client.get_metric_history(newest.info.run_id, "loss"))
     assert steps == list(range(len((folder / f"plots/{stage}.tsv").read_text().splitlines()) - 1))
+
+
+NAN_REWARD = "def broken(prompts, responses):\n    return [float('nan')] * len(prompts)\n"
+BAD_PAIR = '{"prompt": "What is tea?", "chosen": NaN, "rejected": "No."}\n'
+
+
+@contextlib.contextmanager
+def rewritten(file: Path, text: str) -> Iterator[None]:
+    """Another text in a file for a while; without one before, no file after."""
+    before = file.read_bytes() if file.exists() else None
+    file.write_text(text, encoding="utf-8")
+    try:
+        yield
+    finally:
+        file.unlink() if before is None else file.write_bytes(before)
+
+
+@pytest.mark.parametrize("where", ["data", "gradient", "score"])
+def test_nan_wherever_it_is_planted_fails_cleanly_and_leaves_the_artifacts(
+    finished: tuple[Path, str], where: str
+) -> None:
+    """One sentence, no traceback, FAILED in MLflow with finite figures alone, and every artifact as it was."""
+    folder, _ = finished
+    artifacts = [folder / name for name in ("prepared", "artifacts", "metrics", "plots")]
+    before = [hash_path(path) for path in artifacts]
+    with contextlib.ExitStack() as planted:
+        if where == "data":
+            stage, said = (
+                "prepare",
+                "chosen is null, not text or messages prepare: data.pairs 'nan.jsonl' has no row that can be used",
+            )
+            planted.enter_context(rewritten(folder / "nan.jsonl", BAD_PAIR))
+            planted.enter_context(edited(folder, {"data.pairs": "nan.jsonl"}))
+        elif where == "gradient":
+            stage, said = "sft", "not finite 3 steps in a row"
+            source = (folder / "stages/sft.py").read_text()
+            hook = '    backbone.adapter_parameters("sft")[0].register_hook(lambda gradient: gradient * float("nan"))\n'
+            head = "    stage.tell_trained"
+            assert source.count(head) == 1
+            planted.enter_context(rewritten(folder / "stages/sft.py", source.replace(head, hook + head)))
+        else:
+            stage, said = "ppo", "rewards.broken:broken returned nan (float) for row 0"
+            planted.enter_context(rewritten(folder / "rewards/broken.py", NAN_REWARD))
+            planted.enter_context(
+                edited(
+                    folder, {"ppo.reward": [{"term": "function", "weight": 1.0, "function": "rewards.broken:broken"}]}
+                )
+            )
+        done = run(folder, sys.executable, "-m", f"stages.{stage}")
+    assert done.returncode == 1
+    assert said in " ".join(done.stdout.split())
+    assert "Traceback" not in done.stdout + done.stderr
+    assert [hash_path(path) for path in artifacts] == before
+    newest = newest_run(folder)
+    assert (newest.info.run_name, newest.info.status) == (stage, "FAILED")
+    assert all(math.isfinite(value) for value in newest.data.metrics.values())
 
 
 @pytest.mark.parametrize(
