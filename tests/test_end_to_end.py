@@ -31,7 +31,8 @@ CENTRED = """
 from pathlib import Path
 from pipeline.data.examples import demonstrations
 from pipeline.data.prepared import read_demonstrations
-from pipeline.opening import open_base, open_reward_model
+from pipeline.opening import open_base
+from pipeline.scorers import open_reward_model
 from pipeline.params.runtime import RuntimeParams
 from pipeline.params.section import load_section
 from pipeline.diagnosis.opening import untracked

@@ -29,7 +29,7 @@ from pipeline.export.scoring import ScoreAgreement, Texts, plain_scores, score_a
 from pipeline.export.serving import generation_config, padding_beside, policy_tokenizer, reward_tokenizer
 from pipeline.files import megabytes, storage, write_text
 from pipeline.loading import pick_device
-from pipeline.opening import open_base, open_reward_model
+from pipeline.opening import open_base
 from pipeline.params.evaluate import EvaluateParams
 from pipeline.params.runtime import RuntimeParams
 from pipeline.params.section import load_section, parse_seed, read_params
@@ -37,6 +37,7 @@ from pipeline.progress import console
 from pipeline.randomness import prepare_torch
 from pipeline.roles import Policy
 from pipeline.rollout import Sampling
+from pipeline.scorers import open_reward_model
 from pipeline.stage import BASE_FILE, Stage, quiet_libraries
 
 FOLDER, CARD = Path("exports"), "README.md"
@@ -53,7 +54,7 @@ class Original:
     questions: list[Prompt]
     said: Said
     texts: Texts
-    scores_B: Tensor
+    scores_B: Tensor | None
     identity: BaseIdentity
     dtype: torch.dtype
 
