@@ -8,7 +8,7 @@ PYTHON ?= $(shell command -v python3.11 || echo python3)
 BIN := .venv/bin
 export PATH := $(CURDIR)/$(BIN):$(PATH)
 
-.PHONY: setup repro dpo warmup table health diagnose check-data export chat test lint audit sync-tracking ui use clean
+.PHONY: setup repro dpo warmup table health diagnose check-data export chat test lint audit sync-tracking ui use pin clean
 .DEFAULT_GOAL := repro
 
 setup: .venv/.complete
@@ -87,6 +87,10 @@ use: setup
 	@test -f "recipes/$(RECIPE).yaml" || { echo "There is no recipe '$(RECIPE)'; there are: $(basename $(notdir $(wildcard recipes/*.yaml)))"; exit 1; }
 	@diff --unified=0 params.yaml "recipes/$(RECIPE).yaml" || true
 	@cp "recipes/$(RECIPE).yaml" params.yaml
+
+# make pin   each hub revision in params.yaml that can move, such as main, becomes the commit that it is now
+pin: setup
+	@python -m pipeline.pin
 
 clean:
 	rm -rf .venv .work

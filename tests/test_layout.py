@@ -28,6 +28,7 @@ LAYERS = [
         "pipeline.scorers",
         "pipeline.summary",
         "pipeline.preflight",
+        "pipeline.pin",
         "pipeline.check_data",
         "pipeline.sync_tracking",
         "pipeline.warmup",

@@ -1,9 +1,11 @@
 """`make export`: exports/policy-adapter, exports/policy and exports/reward, each checked before it is put in its place."""
 
 import json
+import shutil
 import sys
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import torch
 from safetensors import SafetensorError
@@ -35,7 +37,7 @@ from pipeline.params.runtime import RuntimeParams
 from pipeline.params.section import load_section, parse_seed, read_params
 from pipeline.progress import console
 from pipeline.randomness import prepare_torch
-from pipeline.roles import Policy
+from pipeline.roles import Policy, RewardModel
 from pipeline.rollout import Sampling
 from pipeline.scorers import open_reward_model
 from pipeline.stage import BASE_FILE, Stage, quiet_libraries
@@ -49,7 +51,10 @@ MEASURED_BY = {"policy": "evaluate", "dpo": "evaluate_dpo"}
 
 @dataclass(frozen=True)
 class Original:
-    """What the trained models say, which their exports are to say again."""
+    """What the trained models say, which their exports are to say again.
+
+    scores_B: None where the reward model is one that the person brought: there is nothing to take away.
+    """
 
     questions: list[Prompt]
     said: Said
@@ -70,17 +75,31 @@ def export(stage: Stage, adapter: str) -> None:
     evaluation = json.loads(stage.input(f"metrics/{stage.name}.json").read_text(encoding="utf-8"))
     base = json.loads(stage.input(str(BASE_FILE)).read_text(encoding="utf-8"))
     partial = {folder: begin(folder) for folder in (ADAPTER, POLICY, REWARD)}
+    try:
+        check_and_publish(stage, adapter, evaluation, base, partial)
+    finally:  # what was refused is not left behind
+        for folder in partial.values():
+            shutil.rmtree(folder, ignore_errors=True)
+
+
+def check_and_publish(
+    stage: Stage, adapter: str, evaluation: dict[str, Any], base: dict[str, Any], partial: dict[Path, Path]
+) -> None:
+    """Nothing takes its place in exports/ before all of it has been compared with the originals."""
     original = write(stage, adapter, partial)
-    said, scored = check_policy(stage, original, partial[POLICY]), check_reward(stage, original, partial[REWARD])
-    console.print(f"export: policy: {said}\nexport: reward model: {scored}", markup=False)
+    said = check_policy(stage, original, partial[POLICY])
+    console.print(f"export: policy: {said}", markup=False)
     said.check()
-    scored.check()
     shared = facts(base, read_params(), policy_tokenizer(stage.tokenizer))
     cards = {
         ADAPTER: policy_card(shared, adapter, evaluation, None),
         POLICY: policy_card(shared, adapter, evaluation, str(said)),
-        REWARD: reward_card(shared, evaluation, str(scored)),
     }
+    if original.scores_B is not None:
+        scored = check_reward(stage, original, partial[REWARD])
+        console.print(f"export: reward model: {scored}", markup=False)
+        scored.check()
+        cards[REWARD] = reward_card(shared, evaluation, str(scored))
     for folder, card in cards.items():
         write_text(partial[folder] / CARD, card)
         publish(partial[folder], folder)
@@ -99,7 +118,6 @@ def write(stage: Stage, adapter: str, partial: dict[Path, Path]) -> Original:
     said = greedy_answers(
         Policy(backbone, adapter, 1.0, runtime.logprob_chunk), questions, greedy(stage), runtime.microbatch_size
     )
-    scores_B = reward.score_all(texts.rows, runtime.microbatch_size)
 
     tokenizer, scoring = policy_tokenizer(chat), reward_tokenizer(chat)
     backbone.save_adapter(adapter, partial[ADAPTER])
@@ -109,8 +127,11 @@ def write(stage: Stage, adapter: str, partial: dict[Path, Path]) -> Original:
     model.generation_config = generation_config(chat, temperature, tokenizer.pad_token_id)
     save(model, tokenizer, partial[POLICY])
     del model  # two merged models are not held at once
-    weights = merged_weights(backbone, "reward")
-    save(classifier(stage.base_folder, weights, reward.head, padding_beside(chat)), scoring, partial[REWARD])
+    scores_B = None
+    if isinstance(reward, RewardModel):
+        scores_B = reward.score_all(texts.rows, runtime.microbatch_size)
+        merged = classifier(stage.base_folder, merged_weights(backbone, "reward"), reward.head, padding_beside(chat))
+        save(merged, scoring, partial[REWARD])
     return Original(questions, said, texts, scores_B, backbone.identity, backbone.head_VH.dtype)
 
 
