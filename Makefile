@@ -8,7 +8,7 @@ PYTHON ?= $(shell command -v python3.11 || echo python3)
 BIN := .venv/bin
 export PATH := $(CURDIR)/$(BIN):$(PATH)
 
-.PHONY: setup repro dpo warmup table health diagnose check-data export chat test lint audit sync-tracking ui use pin clean
+.PHONY: setup repro dpo warmup table health diagnose check-data export chat docs test lint audit sync-tracking ui use pin clean
 .DEFAULT_GOAL := repro
 
 setup: .venv/.complete
@@ -64,6 +64,10 @@ chat: setup
 
 test: setup
 	python -m pytest
+
+# the pages of docs/ that are made from code
+docs: setup
+	@PYTHONPATH=tests:. python -m tests.pages
 
 lint: setup
 	ruff format --check .
