@@ -68,6 +68,7 @@ test: setup
 # the pages of docs/ that are made from code
 docs: setup
 	@PYTHONPATH=tests:. python -m tests.pages
+	@PYTHONPATH=tests:. python -m tests.tutorial
 
 lint: setup
 	ruff format --check .

@@ -9,6 +9,7 @@ import pytest
 from conftest import ROOT
 from health_table import PARTS
 from pages import PAGES, SYMPTOMS
+from tutorial import blocks
 
 from pipeline.params.check import SECTIONS
 from pipeline.params.section import keys_of
@@ -58,3 +59,10 @@ def test_every_logged_figure_is_explained() -> None:
     numbered = re.compile(r"(step|seed|ppo_seed|reinforce_seed|reinforce_without_baseline_seed)_\d+")
     unexplained = {name for name in logged - explained if not numbered.fullmatch(name)}
     assert len(logged) > 100 and unexplained == set()
+
+
+def test_the_tutorial_prints_what_it_says() -> None:
+    ran = [(block["text"], printed) for block, printed in blocks()]
+    assert len(ran) == 12
+    for said, printed in ran:
+        assert printed == said, "run `make docs`"
