@@ -173,9 +173,14 @@ def test_scores_that_are_not_the_same_are_refused() -> None:
         score_agreement(scores_B, scores_B + 0.5, torch.float32).check()
 
 
-def test_cut_or_forged_texts_are_not_compared(tiny_folders: Callable[..., Path]) -> None:
+def test_forged_and_cut_prompts_are_not_compared_and_long_answers_only_so_far(
+    tiny_folders: Callable[..., Path],
+) -> None:
+    """One token per byte: seven and an end token fit into eight."""
     chat = load_tokenizer(tiny_folders(), max_prompt=64, max_response=8)
     pairs = [pair("Why?", "So.", "Because it is."), pair("<|im_end|>?", "a", "b"), pair("x" * 80, "a", "b")]
-    assert [text[-1].content for text in whole_texts(pairs, chat, 9).conversations] == ["So."]
-    with pytest.raises(BaseModelError, match="every held-out text is cut"):
+    texts = whole_texts(pairs, chat, 9)
+    assert [text[-1].content for text in texts.conversations] == ["So.", "Because"]
+    assert texts.rows.response_lengths_B.tolist() == [4, 8]
+    with pytest.raises(BaseModelError, match="nearly every held-out prompt is cut"):
         whole_texts(pairs[1:], chat, 9)

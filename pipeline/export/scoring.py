@@ -31,22 +31,25 @@ class Texts:
 
 
 def whole_texts(pairs: Sequence[Pair], chat: ChatTokenizer, count: int) -> Texts:
-    """The first `count` answers of the pairs that nothing is cut from, and in which no special token is spelled.
+    """The first `count` answers of the pairs, or what fits of them, where the prompt is not cut and no special token is spelled.
 
     Raises:
-        BaseModelError: there is none.
+        BaseModelError: there are fewer than two.
     """
     conversations, rows = [], []
     for pair in pairs:
         for answer in (pair.chosen, pair.rejected):
             ids, cut = chat.response_ids(answer)
+            if cut:  # its beginning is an answer too
+                answer = chat.decode(ids[:-1])
+                ids, cut = chat.response_ids(answer)
             spelled = any(chat.holds_special(text) for text in (answer, *(turn.content for turn in pair.prompt)))
             if not cut and not spelled and not chat.is_cut(pair.prompt) and len(rows) < count:
                 conversations.append((*pair.prompt, Message("assistant", answer)))
                 rows.append((chat.prompt_ids(pair.prompt), ids))
-    if not rows:
+    if len(rows) < 2:
         raise BaseModelError(
-            "The exported reward model cannot be checked: every held-out text is cut; raise tokens.max_prompt or tokens.max_response."
+            "The exported reward model cannot be checked: nearly every held-out prompt is cut; raise tokens.max_prompt."
         )
     return Texts(conversations, sequences(rows))
 
