@@ -24,7 +24,7 @@ from pipeline.params.section import load_section, parse_seed, read_params
 from pipeline.progress import console
 from pipeline.randomness import prepare_torch
 from pipeline.roles import Policy
-from pipeline.rollout import Sampling, generate
+from pipeline.rollout import Sampling, generate, sampling_of
 from pipeline.samples import answers
 from pipeline.stage import Stage, quiet_libraries
 
@@ -87,7 +87,7 @@ def open_chat(stage: Stage) -> Chat:
         name: Policy(backbone, None if name == "base" else name, temperature, stage.runtime.logprob_chunk)
         for name in TITLES
     }
-    return Chat(roles, tokenizer, Sampling(tokenizer.max_response, tokenizer.stop_ids, chunk=1, seed=stage.seed))
+    return Chat(roles, tokenizer, sampling_of(tokenizer, stage.runtime, stage.seed))
 
 
 def lines() -> Iterator[str]:

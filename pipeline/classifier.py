@@ -72,13 +72,13 @@ class Classifier:
         """Adds a number to every score from now on."""
         self.shift += float(by)
 
-    def score_all(self, batch: Sequences, microbatch_size: int) -> Tensor:
+    def score_all(self, batch: Sequences, microbatch_tokens: int) -> Tensor:
         """`score` over any number of rows; on the CPU, [B]."""
-        return map_rows(lambda rows: (self.score(rows),), batch, microbatch_size)[0]
+        return map_rows(lambda rows: (self.score(rows),), batch, microbatch_tokens)[0]
 
-    def score_minibatches(self, rollout: Rollout, end_id: int, microbatch_size: int, minibatch_size: int) -> Tensor:
+    def score_minibatches(self, rollout: Rollout, end_id: int, microbatch_tokens: int, minibatch_size: int) -> Tensor:
         """The same for answers as they were sampled: its own template ends them all."""
-        return map_rows(lambda rows: (self.score(rows.ended(end_id)),), rollout, microbatch_size, minibatch_size)[0]
+        return map_rows(lambda rows: (self.score(rows.ended(end_id)),), rollout, microbatch_tokens, minibatch_size)[0]
 
     def _logits(self, chats: list[list[dict[str, str]]]) -> Tensor:
         inputs = self.tokenizer.apply_chat_template(

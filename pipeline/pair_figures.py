@@ -15,9 +15,9 @@ from pipeline.data.records import Pair
 from pipeline.statistics import accuracy_by_length, calibration, wins
 
 
-def gaps(model: Scorer, pairs: Pairs, microbatch_size: int) -> Tensor:
+def gaps(model: Scorer, pairs: Pairs, microbatch_tokens: int) -> Tensor:
     """Score of the chosen less that of the rejected answer, without gradient; [B]."""
-    return model.score_all(pairs.chosen, microbatch_size) - model.score_all(pairs.rejected, microbatch_size)
+    return model.score_all(pairs.chosen, microbatch_tokens) - model.score_all(pairs.rejected, microbatch_tokens)
 
 
 def pair_figures(gaps_B: Tensor, pairs: Pairs) -> dict[str, Any]:

@@ -46,9 +46,9 @@ def reward(stage: Stage) -> None:
             stage, backbone, stage.name, prompts([*shown, *watched_kept], stage.tokenizer)
         )
     # The loss knows only differences; the shift makes 0 the mean score of the answers that SFT was trained on.
-    model.move(-model.score_all(anchors, stage.runtime.microbatch_size).mean())
+    model.move(-model.score_all(anchors, stage.runtime.microbatch_tokens).mean())
     save_reward_model(model, Path(f"artifacts/{stage.name}"), origin)
-    gaps_B = gaps(model, watched, stage.runtime.microbatch_size)
+    gaps_B = gaps(model, watched, stage.runtime.microbatch_tokens)
     figures = development_figures(gaps_B, kept, watched, watched_kept)
     if not steps:  # the curve of what was not trained here: one point, on the development pairs
         stage.log(0, {"loss": float(-logsigmoid(gaps_B).mean()), "accuracy": figures["development_accuracy"]})
@@ -78,7 +78,7 @@ def train(stage: Stage, cfg: RewardParams, backbone: Backbone, pairs: Pairs) -> 
             epochs_of(pairs, cfg.batch_size, cfg.epochs, stage.seed),
             optimizer,
             lambda scores, _: bradley_terry(*scores, cfg.margin, cfg.label_smoothing),
-            stage.runtime.microbatch_size,
+            stage.runtime.microbatch_tokens,
             dropout=True,
             log=log,
             recovery=recovery_of(stage),

@@ -30,9 +30,9 @@ def sft(stage: Stage) -> None:
         import_sft(backbone, cfg.from_)
     model = Policy(backbone, "sft", temperature=1.0, logprob_chunk=stage.runtime.logprob_chunk)
     untrained = model if cfg.from_ is None else replace(model, adapter=None)
-    before = loss_on(untrained, watched, stage.runtime.microbatch_size)
+    before = loss_on(untrained, watched, stage.runtime.microbatch_tokens)
     steps = train(stage, cfg, model, rows) if cfg.from_ is None else 0
-    after = loss_on(model, watched, stage.runtime.microbatch_size)
+    after = loss_on(model, watched, stage.runtime.microbatch_tokens)
     if not steps:
         stage.log(0, {"loss": after})  # the curve of what was not trained here: one point, on the development pairs
     backbone.save_adapter("sft", Path("artifacts/sft"))
@@ -59,7 +59,7 @@ def train(stage: Stage, cfg: SFTParams, model: Policy, rows: Sequences) -> int:
             epochs_of(rows, cfg.batch_size, cfg.epochs, stage.seed),
             optimizer,
             lambda output, batch: sft_objective(output.logprobs_BR, batch.response_mask_BR),
-            stage.runtime.microbatch_size,
+            stage.runtime.microbatch_tokens,
             dropout=True,
             log=log,
             recovery=recovery_of(stage),
@@ -67,9 +67,9 @@ def train(stage: Stage, cfg: SFTParams, model: Policy, rows: Sequences) -> int:
     return steps
 
 
-def loss_on(model: Policy, rows: Sequences, microbatch_size: int) -> float:
+def loss_on(model: Policy, rows: Sequences, microbatch_tokens: int) -> float:
     """Negative log-likelihood per response token."""
-    return -float(model.logprobs_all(rows, microbatch_size).sum()) / rows.num_terms
+    return -float(model.logprobs_all(rows, microbatch_tokens).sum()) / rows.num_terms
 
 
 if __name__ == "__main__":

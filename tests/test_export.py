@@ -88,7 +88,7 @@ def test_plain_transformers_says_the_same(
         save(model, policy_tokenizer(tokenizer), folder / "policy")
         weights = merged_weights(backbone, "reward")
         save(classifier(base, weights, head, padding_beside(tokenizer)), scoring, folder / "reward")
-        scores_B = RewardModel(backbone, "reward", head).score_all(texts.rows, 4)
+        scores_B = RewardModel(backbone, "reward", head).score_all(texts.rows, 512)
         expected |= {f"{name}/scores/{side}": scores_B for side in ("right", "left")}
         backbone.activate("policy")
         ids_BT = torch.tensor([tokenizer.prompt_ids(PAIRS[0].prompt)])

@@ -95,7 +95,7 @@ def test_a_reward_adapter_of_plain_peft(
     model.config.pad_token_id = 0  # no row ends with it
     plain = peft_folder(model, tmp_path, task_type="SEQ_CLS")
     reward = import_reward_model(make_backbone(adapters=()), "reward", str(tmp_path))
-    scores_B = reward.score_all(ROWS, 2)
+    scores_B = reward.score_all(ROWS, 64)
     torch.testing.assert_close(scores_B, plain_logits(plain, ROWS)[:, 0], rtol=1e-4, atol=1e-4)
     assert float(scores_B.std()) > 1e-3
 
@@ -208,7 +208,7 @@ def test_a_classifier_is_asked_in_its_own_template(tokenizer: ChatTokenizer, tmp
         ids = model.tokenizer(text, add_special_tokens=False, return_tensors="pt")["input_ids"]
         with torch.no_grad():
             expected.append(alone(ids).logits[0, 0])
-    scores_B = model.score_all(rows, 2)
+    scores_B = model.score_all(rows, 512)
     torch.testing.assert_close(scores_B, torch.stack(expected), rtol=1e-4, atol=1e-5)
     model.move(torch.tensor(0.5))
     torch.testing.assert_close(model.score_all(rows, 1), scores_B + 0.5, rtol=1e-4, atol=1e-5)

@@ -3,7 +3,7 @@
 import json
 import shutil
 import sys
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -38,7 +38,7 @@ from pipeline.params.section import load_section, parse_seed, read_params
 from pipeline.progress import console
 from pipeline.randomness import prepare_torch
 from pipeline.roles import Policy, RewardModel
-from pipeline.rollout import Sampling
+from pipeline.rollout import Sampling, sampling_of
 from pipeline.scorers import open_reward_model
 from pipeline.stage import BASE_FILE, Stage, quiet_libraries
 
@@ -116,7 +116,7 @@ def write(stage: Stage, adapter: str, partial: dict[Path, Path]) -> Original:
     backbone.load_adapter(adapter, stage.input(f"artifacts/{adapter}"))
     reward = open_reward_model(stage, backbone, "reward")
     said = greedy_answers(
-        Policy(backbone, adapter, 1.0, runtime.logprob_chunk), questions, greedy(stage), runtime.microbatch_size
+        Policy(backbone, adapter, 1.0, runtime.logprob_chunk), questions, greedy(stage), runtime.microbatch_tokens
     )
 
     tokenizer, scoring = policy_tokenizer(chat), reward_tokenizer(chat)
@@ -129,7 +129,7 @@ def write(stage: Stage, adapter: str, partial: dict[Path, Path]) -> Original:
     del model  # two merged models are not held at once
     scores_B = None
     if isinstance(reward, RewardModel):
-        scores_B = reward.score_all(texts.rows, runtime.microbatch_size)
+        scores_B = reward.score_all(texts.rows, runtime.microbatch_tokens)
         merged = classifier(stage.base_folder, merged_weights(backbone, "reward"), reward.head, padding_beside(chat))
         save(merged, scoring, partial[REWARD])
     return Original(questions, said, texts, scores_B, backbone.identity, backbone.head_VH.dtype)
@@ -154,8 +154,8 @@ def check_policy(stage: Stage, original: Original, folder: Path) -> Agreement:
     runtime, device = stage.runtime, pick_device(stage.runtime)
     causal = AutoModelForCausalLM.from_pretrained(folder, dtype="auto", device_map={"": device})  # nosec B615  # a local folder
     merged = Policy(Backbone(causal, device, original.identity), None, 1.0, runtime.logprob_chunk)
-    again = greedy_answers(merged, original.questions, greedy(stage), runtime.microbatch_size)
-    states_NH = response_states(merged, original.said.answers, runtime.microbatch_size)
+    again = greedy_answers(merged, original.questions, greedy(stage), runtime.microbatch_tokens)
+    states_NH = response_states(merged, original.said.answers, runtime.microbatch_tokens)
     return agreement(original.said, again, states_NH, merged.backbone.head_VH, runtime.logprob_chunk)
 
 
@@ -165,14 +165,13 @@ def check_reward(stage: Stage, original: Original, folder: Path) -> ScoreAgreeme
         folder, dtype="auto", device_map={"": pick_device(stage.runtime)}
     )
     tokenizer = AutoTokenizer.from_pretrained(folder)  # nosec B615  # a local folder
-    exported_B = plain_scores(model.eval(), tokenizer, original.texts.conversations, stage.runtime.microbatch_size)
+    exported_B = plain_scores(model.eval(), tokenizer, original.texts.conversations)
     return score_agreement(original.scores_B, exported_B, original.dtype)
 
 
 def greedy(stage: Stage) -> Sampling:
     """The likeliest answers, for comparing."""
-    chat = stage.tokenizer
-    return Sampling(chat.max_response, chat.stop_ids, stage.runtime.rollout_chunk, stage.seed, greedy=True)
+    return replace(sampling_of(stage.tokenizer, stage.runtime, stage.seed), greedy=True)
 
 
 def main(adapter: str = "policy") -> None:

@@ -10,7 +10,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from pipeline.batch import Rollout, Sequences
+from pipeline.batch import Rollout, Sequences, microbatches
 from pipeline.data.examples import Prompt
 from pipeline.errors import BaseModelError
 from pipeline.roles import Policy
@@ -53,25 +53,26 @@ class Agreement:
             raise BaseModelError(f"The merged model is not the adapter's: {self}; nothing is exported.")
 
 
-def greedy_answers(policy: Policy, prompts: Sequence[Prompt], sampling: Sampling, microbatch_size: int) -> Said:
+def greedy_answers(policy: Policy, prompts: Sequence[Prompt], sampling: Sampling, microbatch_tokens: int) -> Said:
     """What the policy says."""
     answers = generate(policy, prompts, sampling, step=0)
-    return Said(answers, response_states(policy, answers, microbatch_size))
+    return Said(answers, response_states(policy, answers, microbatch_tokens))
 
 
 @torch.no_grad()
-def response_states(policy: Policy, batch: Sequences, microbatch_size: int) -> Tensor:
+def response_states(policy: Policy, batch: Sequences, microbatch_tokens: int) -> Tensor:
     """Hidden states before each response token, row by row, on the CPU; [N, H]."""
-    found = []
     backbone = policy.backbone
     backbone.activate(policy.adapter)
+    states: dict[int, Tensor] = {}
     with backbone.inference():
-        for part in (micro.to(backbone.device) for micro in batch.split(microbatch_size)):
+        for rows, part in microbatches(batch, microbatch_tokens):
+            part = part.to(backbone.device)
             hidden_BTH = backbone.hidden(part.tokens_BT, part.attention_mask_BT)
             starts, lengths = (part.prompt_lengths_B - 1).tolist(), part.response_lengths_B.tolist()
-            spans = zip(hidden_BTH.cpu(), starts, lengths, strict=True)
-            found += [row_TH[start : start + length] for row_TH, start, length in spans]
-    return torch.cat(found)
+            for row, row_TH, start, length in zip(rows.tolist(), hidden_BTH.cpu(), starts, lengths, strict=True):
+                states[row] = row_TH[start : start + length]
+    return torch.cat([states[row] for row in range(len(batch))])
 
 
 def agreement(said: Said, again: Said, states_NH: Tensor, head_VH: Tensor, chunk: int) -> Agreement:

@@ -18,6 +18,7 @@ from pipeline.data.tokenization import ChatTokenizer
 from pipeline.errors import BaseModelError
 
 Conversation = tuple[Message, ...]
+TOGETHER = 8  # texts that are scored in one pass
 LARGEST_GAP = {torch.float32: 1e-3, torch.bfloat16: 0.1}
 """Mean distance of scores as a share of their spread over the texts: rounding alone."""
 
@@ -59,13 +60,12 @@ def plain_scores(
     model: PreTrainedModel,
     tokenizer: PreTrainedTokenizerBase,
     conversations: Sequence[Conversation],
-    microbatch_size: int,
 ) -> Tensor:
     """Scores of whole conversations by a sequence-classification model with its own chat template; float32, [B]."""
     shift = getattr(model.config, "score_shift", 0.0)
     scores = []
-    for start in range(0, len(conversations), microbatch_size):
-        part = [as_dicts(conversation) for conversation in conversations[start : start + microbatch_size]]
+    for start in range(0, len(conversations), TOGETHER):
+        part = [as_dicts(conversation) for conversation in conversations[start : start + TOGETHER]]
         inputs = tokenizer.apply_chat_template(part, padding=True, return_tensors="pt", return_dict=True)
         scores.append(model(**inputs.to(model.device)).logits[:, 0].float().cpu() + shift)
     return torch.cat(scores)
