@@ -9,7 +9,7 @@ PYTHON ?= $(shell command -v python3.11 || echo python3)
 BIN := .venv/bin
 export PATH := $(CURDIR)/$(BIN):$(PATH)
 
-.PHONY: setup repro dpo warmup table report screenshots health diagnose bench check-data test lint audit sync-tracking ui use clean
+.PHONY: setup repro dpo warmup table report screenshots health diagnose bench check-data export chat docs test lint audit sync-tracking ui use pin clean
 .DEFAULT_GOAL := repro
 
 setup: .venv/.complete
@@ -66,6 +66,14 @@ check-data: setup
 diagnose: setup
 	@python -m pipeline.diagnose
 
+# make export   the policy and the reward model as folders for plain PEFT and transformers (docs/export.md); POLICY=dpo: DPO's
+export: setup
+	@python -m pipeline.export $(POLICY)
+
+# make chat   base, SFT and policy answer you side by side
+chat: setup
+	@python -m pipeline.chat
+
 # ours against TRL in one run, about 40 minutes on two quiet cores; the tables go into docs/performance.md
 bench: setup
 	@python -m benchmarks.bench
@@ -73,6 +81,11 @@ bench: setup
 
 test: setup
 	python -m pytest
+
+# the pages of docs/ that are made from code
+docs: setup
+	@PYTHONPATH=tests:. python -m tests.pages
+	@PYTHONPATH=tests:. python -m tests.tutorial
 
 lint: setup
 	ruff format --check .
@@ -96,6 +109,10 @@ use: setup
 	@test -f "recipes/$(RECIPE).yaml" || { echo "There is no recipe '$(RECIPE)'; there are: $(basename $(notdir $(wildcard recipes/*.yaml)))"; exit 1; }
 	@diff --unified=0 params.yaml "recipes/$(RECIPE).yaml" || true
 	@cp "recipes/$(RECIPE).yaml" params.yaml
+
+# make pin   each hub revision in params.yaml that can move, such as main, becomes the commit that it is now
+pin: setup
+	@python -m pipeline.pin
 
 clean:
 	rm -rf .venv .work

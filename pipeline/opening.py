@@ -1,4 +1,4 @@
-"""Opening what earlier stages left: the base that `prepare` saw, or none; reward models."""
+"""Opening the base that `prepare` saw, or none. Reward models: pipeline/scorers.py."""
 
 import json
 
@@ -8,9 +8,7 @@ from pipeline.errors import BaseModelError
 from pipeline.loading import load_backbone
 from pipeline.params.base import BaseParams
 from pipeline.progress import announce
-from pipeline.roles import RewardModel
 from pipeline.stage import BASE_FILE, Stage
-from pipeline.weights import load_head
 
 
 def open_base(stage: Stage) -> Backbone:
@@ -40,14 +38,3 @@ def open_base(stage: Stage) -> Backbone:
         device=str(backbone.device),
     )
     return backbone
-
-
-def open_reward_model(stage: Stage, backbone: Backbone, name: str) -> RewardModel:
-    """The reward model or the judge, frozen, on an open base.
-
-    Raises:
-        DataError, BaseModelError: its adapter or head is missing, damaged or of another base.
-    """
-    folder = stage.input(f"artifacts/{name}")
-    backbone.load_adapter(name, folder)
-    return RewardModel(backbone, name, load_head(folder, backbone.hidden_size, backbone.device))

@@ -36,6 +36,7 @@ from pipeline.lineage import (
     stage_definition,
     stage_inputs,
     state_key,
+    unpinned,
 )
 from pipeline.lock import alone_in
 from pipeline.out_of_memory import reporting
@@ -248,6 +249,7 @@ def _run_alone(name: str, body: Callable[[Stage], None], section: str, folder: P
 
 def _start_tracking(name: str, runtime: RuntimeParams, definition: dict[str, list[str]], run_file: Path) -> Tracker:
     params = read_params()
+    moving = unpinned(params)
     raw = {key: value for key, value in params.items() if key != "runtime"}
     sources = [
         Path(str(value))
@@ -271,6 +273,8 @@ def _start_tracking(name: str, runtime: RuntimeParams, definition: dict[str, lis
             "dvc.stage": name,
             "dvc.experiment": os.environ.get("DVC_EXP_NAME", ""),
             **git_tags(),
+            "reproducible": str(not moving).lower(),
+            "unpinned": ", ".join(moving),
             **{f"version.{package}": version(package) for package in VERSIONS},
             "hardware": hardware(),
             **{f"input:{path}": value for path, value in inputs.items()},

@@ -32,7 +32,8 @@ CENTRED = """
 from pathlib import Path
 from pipeline.data.examples import demonstrations
 from pipeline.data.prepared import read_demonstrations
-from pipeline.opening import open_base, open_reward_model
+from pipeline.opening import open_base
+from pipeline.scorers import open_reward_model
 from pipeline.params.runtime import RuntimeParams
 from pipeline.params.section import load_section
 from pipeline.diagnosis.opening import untracked
@@ -520,3 +521,37 @@ def test_a_failed_stage_is_failed_in_mlflow(finished: tuple[Path, str]) -> None:
         assert run(folder, sys.executable, "-m", "stages.ppo").returncode == 1
     newest = newest_run(folder)
     assert (newest.info.run_name, newest.info.status) == ("ppo", "FAILED")
+
+
+def test_what_a_run_has_learnt_goes_out_and_comes_in_again(finished: tuple[Path, str]) -> None:
+    """`make export`, `make chat`, and the exports as `sft.from`, `reward.from` (a model with a tokenizer, asked in text) and
+    `judge.from` (an adapter with a head). The last test: it leaves the chain as it then is."""
+    folder, _ = finished
+    assert run(folder, "dvc", "repro").returncode == 0
+    done = run(folder, sys.executable, "-m", "pipeline.export")
+    assert done.returncode == 0, done.stdout
+    assert "20 of 20 greedy answers are the same token by token" in done.stdout  # float32
+    exported = sorted(path.name for path in (folder / "exports").iterdir())
+    assert exported == ["policy", "policy-adapter", "reward"]
+    words = [sys.executable, "-m", "pipeline.chat"]
+    chat = subprocess.run(
+        words,
+        input="hi\n/greedy\nwhy?\n/quit\n",
+        cwd=folder,
+        env=ENVIRONMENT,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert chat.returncode == 0 and chat.stdout.count("policy: ") == 2, chat.stdout + chat.stderr
+    accuracy = json.loads((folder / "metrics/reward.json").read_text())["development_accuracy"]
+    for name, source in (("sft", "exports/policy-adapter"), ("reward", "exports/reward"), ("judge", "artifacts/judge")):
+        shutil.copytree(folder / source, folder / "own" / name)
+    with edited(folder, {f"{name}.from": f"own/{name}" for name in ("sft", "reward", "judge")}):
+        done = run(folder, "dvc", "repro")
+        assert done.returncode == 0, done.stdout + done.stderr
+    weights = [load_file(folder / place / "adapter_model.safetensors") for place in ("artifacts/sft", "own/sft")]
+    assert all(torch.equal(weights[0][key], weights[1][key]) for key in weights[1])
+    assert [file.name for file in (folder / "artifacts/reward").iterdir()] == ["classifier.json"]
+    again = json.loads((folder / "metrics/reward.json").read_text())
+    assert again["steps"] == 0 and again["development_accuracy"] == accuracy

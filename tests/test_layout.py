@@ -12,7 +12,7 @@ from pipeline.params.check import SECTIONS
 # From the top down; a module may import its own layer and those below it.
 LAYERS = [
     ["stages"],
-    ["pipeline.diagnose"],
+    ["pipeline.diagnose", "pipeline.export.__main__", "pipeline.chat"],
     ["pipeline.diagnosis"],
     ["pipeline.report"],
     [
@@ -27,12 +27,15 @@ LAYERS = [
         "pipeline.stage",
         "pipeline.recovery",
         "pipeline.opening",
+        "pipeline.scorers",
         "pipeline.summary",
         "pipeline.preflight",
+        "pipeline.pin",
         "pipeline.check_data",
         "pipeline.sync_tracking",
         "pipeline.warmup",
         "pipeline.warmup_summary",
+        "pipeline.export",
     ],
     [
         "pipeline.rollout",
@@ -49,6 +52,8 @@ LAYERS = [
         "pipeline.objectives",
         "pipeline.advantages",
         "pipeline.roles",
+        "pipeline.classifier",
+        "pipeline.imported",
         "pipeline.preferences",
         "pipeline.backbone",
         "pipeline.loading",
