@@ -55,7 +55,9 @@ def test_a_fresh_clone_pulls_and_has_nothing_to_do(origin: Path, first: tuple[Pa
     assert (second / weights).read_bytes() == (folder / weights).read_bytes()
 
 
-def test_another_machine_takes_up_what_the_first_has_sent(origin: Path, first: tuple[Path, str], tmp_path: Path) -> None:
+def test_another_machine_takes_up_what_the_first_has_sent(
+    origin: Path, first: tuple[Path, str], tmp_path: Path
+) -> None:
     """It starts from main, as SkyPilot's recovery does, and runs nothing again; a stage that is then changed is run."""
     second = cloned(origin, tmp_path / "second")
     assert stages_run(done(run(second, "sh", "deploy/run.sh", STAGE))) == []

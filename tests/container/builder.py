@@ -14,8 +14,9 @@ from platformdirs import user_cache_path
 UID = 12345  # of nobody: neither the image nor this machine has a line for it in /etc/passwd
 # The base, 0.2 GB, is kept from one run of the tests to the next; the rest goes.
 STORAGE = user_cache_path("solo-rlhf") / "container-tests"
-# vfs works on any file system, and inside of containers too
-BUILDAH = ["buildah", "--root", str(STORAGE / "root"), "--runroot", str(STORAGE / "run"), "--storage-driver", "vfs"]
+# vfs copies whole layers, but works on any file system, and inside of containers too; the variable is buildah's own
+DRIVER = os.environ.get("STORAGE_DRIVER", "vfs")
+BUILDAH = ["buildah", "--root", str(STORAGE / "root"), "--runroot", str(STORAGE / "run"), "--storage-driver", DRIVER]
 BASE = "localhost/solo-rlhf-base:bookworm"
 IMAGE = "localhost/solo-rlhf:tested"
 
@@ -56,7 +57,7 @@ def build(folder: Path) -> None:
     # fmt: off
     buildah(
         "bud", "--isolation", "chroot", "--build-arg", f"BASE={BASE}", *pip_settings(folder), "--tag", IMAGE, str(ROOT)
-    )  # fmt: on
+    )
 
 
 def pip_settings(folder: Path) -> list[str]:
@@ -117,7 +118,7 @@ def container(volumes: dict[Path, str]) -> Container:
     """A new container; the volumes are given to UID."""
     for folder in volumes:
         subprocess.run(["chown", "--recursive", f"{UID}:{UID}", str(folder)], check=True)
-    return Container(buildah("from", IMAGE), tuple(config()["Entrypoint"]), volumes)
+    return Container(buildah("from", "--pull-never", IMAGE), tuple(config()["Entrypoint"]), volumes)
 
 
 def config() -> dict:

@@ -1,7 +1,5 @@
 """The image, built from the Dockerfile, and the smoke pipeline in it as a user that nobody knows."""
 
-import contextlib
-import os
 import re
 import shutil
 import signal
@@ -15,7 +13,7 @@ from pathlib import Path
 
 import psutil
 import pytest
-from builder import BASE, IMAGE, UID, Container, build, buildah, config, container, init_of, why_not
+from builder import BASE, UID, Container, build, buildah, config, container, init_of, why_not
 from conftest import ROOT
 from mlflow.tracking import MlflowClient
 from ruamel.yaml import YAML
@@ -57,7 +55,9 @@ def inside(tmp_path_factory: pytest.TempPathFactory) -> Container:
 
 
 def mounted(clone: Path) -> Container:
-    caches = {clone.with_name(f"{clone.name}_{name}"): at for name, at in (("cache", "/cache"), ("dvc", "/var/cache/dvc"))}
+    caches = {
+        clone.with_name(f"{clone.name}_{name}"): at for name, at in (("cache", "/cache"), ("dvc", "/var/cache/dvc"))
+    }
     for folder in caches:
         folder.mkdir()
     return container({clone: "/workspace", **caches})
@@ -136,8 +136,11 @@ def test_nothing_else_can_get_into_a_layer(tmp_path: Path) -> None:
     (tmp_path / "Dockerfile").write_text("FROM scratch\nCOPY . /\n")
     tag = "localhost/solo-rlhf-context"
     buildah("bud", "--isolation", "chroot", "--file", str(tmp_path / "Dockerfile"), "--tag", tag, str(ROOT))
-    root = Path(buildah("mount", buildah("from", tag)))
-    assert sorted(path.name for path in root.iterdir() if path.is_file()) == ["requirements-model.lock", "requirements.lock"]
+    root = Path(buildah("mount", buildah("from", "--pull-never", tag)))
+    assert sorted(path.name for path in root.iterdir() if path.is_file()) == [
+        "requirements-model.lock",
+        "requirements.lock",
+    ]
 
 
 def test_a_torch_that_is_no_choice_is_an_error(tmp_path: Path) -> None:
@@ -204,7 +207,9 @@ def test_mlflow_was_told_over_http(server: str, smoke: str) -> None:
 
 
 def test_mlflow_answers_to_its_own_names_only(server: str) -> None:
-    request = urllib.request.Request(f"{server}/api/2.0/mlflow/experiments/search?max_results=1", headers={"Host": "evil.example"})
+    request = urllib.request.Request(
+        f"{server}/api/2.0/mlflow/experiments/search?max_results=1", headers={"Host": "evil.example"}
+    )
     with pytest.raises(urllib.error.HTTPError, match="403"):
         urllib.request.urlopen(request, timeout=30)
 
@@ -217,7 +222,9 @@ def test_what_is_done_outside_is_not_done_again_inside(outside: Path, tmp_path: 
     assert stages_run(again.stdout) == [] and "up to date" in again.stdout
 
 
-def test_stopped_three_times_in_ppo_it_goes_on_to_the_same_bytes(outside: Path, inside: Container, smoke: str, tmp_path: Path) -> None:
+def test_stopped_three_times_in_ppo_it_goes_on_to_the_same_bytes(
+    outside: Path, inside: Container, smoke: str, tmp_path: Path
+) -> None:
     """One single stage: stopped with SIGINT, as `docker stop` does by STOPSIGNAL, with SIGTERM, which others send, and killed.
 
     Report iterative/dvc#3370: numbers of processes come again in a new container; what a killed DVC left must not hold up the next.
