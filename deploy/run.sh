@@ -14,7 +14,7 @@ dvc pull --run-cache --allow-missing
 for stage in ${*:-$(dvc stage list --name-only)}; do
     dvc repro "$stage"
     # the data first: Git is to name nothing that is not there
-    dvc push --run-cache "$stage"
+    dvc push --run-cache --with-deps "$stage"
     git add --all
     git diff --cached --quiet || git -c user.name=solo-rlhf -c user.email=solo-rlhf@localhost commit --quiet --message "Results of $stage"
     git push --quiet --force origin "HEAD:refs/heads/$RESULTS"

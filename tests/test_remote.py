@@ -46,7 +46,7 @@ def test_a_fresh_clone_pulls_and_has_nothing_to_do(origin: Path, first: tuple[Pa
     assert stages_run(printed) == ["prepare", "sft"]
     second = tmp_path / "second"
     done(run(tmp_path, "git", "clone", "-q", "--branch", "results", str(origin), "second"))
-    assert not (second / "artifacts").exists()
+    assert not (second / "artifacts/sft").exists()
     done(run(second, "dvc", "pull", "--allow-missing"))
     again = done(run(second, "dvc", "repro", STAGE))
     assert stages_run(again) == [] and "up to date" in again
@@ -76,7 +76,7 @@ def test_a_stage_that_fails_sends_nothing(origin: Path, tmp_path: Path) -> None:
         ["sh", "deploy/run.sh", STAGE], cwd=folder, env=ENVIRONMENT | {"RESULTS": "failed"}, capture_output=True,
         text=True, check=False,
     )  # fmt: skip
-    assert failed.returncode != 0 and "unknown is not a parameter" in failed.stdout
+    assert failed.returncode != 0 and "unknown is not a section" in failed.stdout
     assert "failed" not in run(folder, "git", "ls-remote", "--heads", "origin").stdout
 
 
