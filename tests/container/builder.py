@@ -79,11 +79,13 @@ class Container:
 
     name: buildah's.
     entrypoint: the image's; buildah itself does not start it.
+    root: where its file system lies, without the volumes.
     volumes: folder of this machine -> folder inside.
     """
 
     name: str
     entrypoint: tuple[str, ...]
+    root: Path
     volumes: dict[Path, str]
 
     def command(self, *words: str, **environment: str) -> list[str]:
@@ -108,17 +110,14 @@ class Container:
         with log.open("ab") as stream:
             return psutil.Popen(self.command(*words, **environment), stdout=stream, stderr=stream)
 
-    @property
-    def root(self) -> Path:
-        """Where its file system lies, without the volumes."""
-        return Path(buildah("mount", self.name))
-
 
 def container(volumes: dict[Path, str]) -> Container:
     """A new container; the volumes are given to UID."""
     for folder in volumes:
         subprocess.run(["chown", "--recursive", f"{UID}:{UID}", str(folder)], check=True)
-    return Container(buildah("from", "--pull-never", IMAGE), tuple(config()["Entrypoint"]), volumes)
+    name = buildah("from", "--pull-never", IMAGE)
+    # Mounted here once: a mount that `buildah run` makes is seen by nobody outside of its `unshare`, yet counted.
+    return Container(name, tuple(config()["Entrypoint"]), Path(buildah("mount", name)), volumes)
 
 
 def config() -> dict:

@@ -9,6 +9,7 @@ import time
 import urllib.error
 import urllib.request
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import psutil
@@ -80,7 +81,8 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     running = mlflow.start(folder / "server.log", *here(service["command"]), **service["environment"])
     kind, *check = here(service["healthcheck"]["test"])
     assert kind == "CMD"
-    wait_for(lambda: mlflow.run(*check).returncode == 0)
+    wait_for(lambda: running.poll() is not None or mlflow.run(*check).returncode == 0)
+    assert running.poll() is None, (folder / "server.log").read_text()
     yield f"http://127.0.0.1:{port}"
     stop(running, signal.SIGTERM)
 
@@ -168,7 +170,7 @@ except KeyError:
 def test_git_answers_in_a_checkout_of_somebody_else(inside: Container, tmp_path: Path) -> None:
     """safe.directory: MLflow's tag with the commit would be empty."""
     (tmp_path / "of_root").mkdir()
-    other = Container(inside.name, inside.entrypoint, {clone_to(tmp_path / "of_root"): "/workspace"})
+    other = replace(inside, volumes={clone_to(tmp_path / "of_root"): "/workspace"})
     asked = other.run("git", "rev-parse", "HEAD")
     assert re.fullmatch(r"[0-9a-f]{40}\n", asked.stdout), asked.stderr
 
