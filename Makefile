@@ -2,13 +2,14 @@
 # make dpo     DPO instead of PPO         make table     the result again
 # make warmup  CartPole: start here       make ui        MLflow in the browser
 # make health  what is wrong, in words    make diagnose  why does it not learn?
+# make bench   ours against TRL, measured
 # Everything runs in .venv, made from requirements.lock. For bare dvc commands: source .venv/bin/activate
 
 PYTHON ?= $(shell command -v python3.11 || echo python3)
 BIN := .venv/bin
 export PATH := $(CURDIR)/$(BIN):$(PATH)
 
-.PHONY: setup repro dpo warmup table health diagnose check-data test test-container lint audit sync-tracking ui use clean
+.PHONY: setup repro dpo warmup table health diagnose bench check-data test test-container lint audit sync-tracking ui use clean
 .DEFAULT_GOAL := repro
 
 setup: .venv/.complete
@@ -53,6 +54,11 @@ check-data: setup
 # why does my run not learn? the code, a setting, or the reward model (docs/diagnose.md); writes nothing
 diagnose: setup
 	@python -m pipeline.diagnose
+
+# ours against TRL in one run, about 40 minutes on two quiet cores; the tables go into docs/performance.md
+bench: setup
+	@python -m benchmarks.bench
+	@python -m benchmarks.render
 
 test: setup
 	python -m pytest

@@ -1,5 +1,7 @@
 """Is anything lost when a run is killed again and again? The smoke recipe, killed at random moments, against an undisturbed run.
 
+It trains longer than it does by itself: a part of a second would hardly ever be hit.
+
     python -m benchmarks.chaos --kills 20 --signal KILL
     python -m benchmarks.chaos --kills 20 --signal TERM
 
@@ -32,6 +34,7 @@ ENVIRONMENT = os.environ | {
     "COLUMNS": "200",
     "DVC_NO_ANALYTICS": "1",
 }
+LONGER = {"sft": {"epochs": 8}, "reward": {"epochs": 8}, "judge": {"epochs": 8}, "ppo": {"iterations": 15}}
 IDENTITY = ("-c", "user.name=chaos", "-c", "user.email=chaos@localhost")
 
 
@@ -59,7 +62,11 @@ def clone_to(folder: Path) -> Path:
         if (ROOT / name).is_file() and not name.endswith("dvc.lock") and not name.startswith(("metrics/", "plots/")):
             (folder / name).parent.mkdir(parents=True, exist_ok=True)
             shutil.copy2(ROOT / name, folder / name)
-    shutil.copy2(ROOT / "recipes/smoke.yaml", folder / "params.yaml")
+    yaml = YAML()
+    params = yaml.load(ROOT / "recipes/smoke.yaml")
+    for section, changes in LONGER.items():
+        params[section] |= changes
+    yaml.dump(params, folder / "params.yaml")
     for words in (["init", "-q"], ["add", "-A"], [*IDENTITY, "commit", "-qm", "start"]):
         subprocess.run(["git", *words], cwd=folder, check=True)
     return folder
@@ -89,10 +96,6 @@ class Chain:
                 return stage, int(text)
         return None
 
-    def trains(self, stage: str) -> bool:
-        """Whether it has a checkpoint."""
-        return any((self.folder / ".work" / stage).glob("*/step-*[0-9]"))
-
     def send(self, number: signal.Signals, target: str, stage_pid: int) -> None:
         """A signal, and the end of all that it should end."""
         if target == "stage":
@@ -114,30 +117,22 @@ def alive(pid: int) -> bool:
         return False
 
 
-def lengths(chain: Chain) -> dict[tuple[str, bool], float]:
-    """Follows an undisturbed run: the seconds from a stage's lock (False) or its first checkpoint (True) to its end."""
-    since: dict[tuple[str, bool], float] = {}
-    ends: dict[str, float] = {}
+def lengths(chain: Chain) -> dict[str, float]:
+    """Follows an undisturbed run: the seconds from each stage's lock to its end."""
+    times: dict[str, list[float]] = {}
     while chain.process.poll() is None:
         if working := chain.working_stage():
-            stage, now = working[0], time.monotonic()
-            ends[stage] = now
-            since.setdefault((stage, False), now)
-            if chain.trains(stage):
-                since.setdefault((stage, True), now)
+            times.setdefault(working[0], []).append(time.monotonic())
         time.sleep(0.01)
     if chain.process.returncode:
         raise SystemExit(chain.printed)
-    return {key: ends[key[0]] - started for key, started in since.items()}
+    return {stage: seen[-1] - seen[0] for stage, seen in times.items()}
 
 
 def disturbed(
-    folder: Path, kills: int, number: signal.Signals, seconds: dict[tuple[str, bool], float], rng: random.Random
+    folder: Path, kills: int, number: signal.Signals, seconds: dict[str, float], rng: random.Random
 ) -> list[Kill]:
-    """Runs the chain to its end with so many kills on the way, about as many in each stage.
-
-    Two of three moments are counted from the stage's first checkpoint: the smoke recipe trains for a part of a second.
-    """
+    """Runs the chain to its end with so many kills on the way, about as many in each stage, at moments all over its time."""
     done: list[Kill] = []
     last: tuple[str, str, float] | None = None  # a kill of which the next run has yet to say something
     while True:
@@ -155,40 +150,40 @@ def disturbed(
         if hit is None and len(done) >= kills:
             return done
         if hit is None:  # the chain came to its end before all kills: once more from its first stage
-            (folder / "dvc.lock").unlink()
+            forget(folder)
         last = hit
+
+
+def forget(folder: Path) -> None:
+    """DVC no longer knows that anything has run, so that it runs every stage again and restores none."""
+    (folder / "dvc.lock").unlink()
+    shutil.rmtree(folder / ".dvc/cache/runs")
 
 
 def kill_once(
     chain: Chain,
     number: signal.Signals,
-    seconds: dict[tuple[str, bool], float],
+    seconds: dict[str, float],
     rng: random.Random,
     had: list[str],
     kills: int,
 ) -> tuple[str, str, float] | None:
     """One kill: stage, target, and seconds after the lock; None where the chain came to its end first."""
-    drawn: dict[int, tuple[bool, float]] = {}  # process -> from its first checkpoint?, and how long after
-    seen: dict[int, float] = {}
+    missed: set[int] = set()  # processes that had ended before their moment came
     while chain.process.poll() is None:
         time.sleep(0.01)
-        if (working := chain.working_stage()) is None or quota_used(had, working[0], kills):
+        working = chain.working_stage()
+        if working is None or working[1] in missed or quota_used(had, working[0], kills):
             continue
         stage, pid = working
-        started = seen.setdefault(pid, time.monotonic())
-        if pid not in drawn:
-            training = rng.random() < 2 / 3
-            drawn[pid] = training, rng.uniform(0, seconds[stage, training])
-        training, delay = drawn[pid]
-        if training and not chain.trains(stage):
-            continue
+        delay = rng.uniform(0, seconds[stage])
         time.sleep(delay)
         if alive(pid):
-            hit = stage, rng.choice(TARGETS), time.monotonic() - started
-            chain.send(number, hit[1], pid)
-            print(f"{len(had) + 1:2d}. {hit[0]}, {hit[1]}, after {hit[2]:.1f} s", flush=True)
-            return hit
-        drawn[pid] = training, 0.0
+            target = rng.choice(TARGETS)
+            chain.send(number, target, pid)
+            print(f"{len(had) + 1:2d}. {stage}, {target}, after {delay:.1f} s", flush=True)
+            return stage, target, delay
+        missed.add(pid)
     return None
 
 

@@ -2,6 +2,8 @@
 
 import pipeline  # noqa: F401  # isort: skip  (before torch: it says how its threads wait)
 
+from typing import Any
+
 import torch
 
 from pipeline.backbone import BaseIdentity
@@ -17,9 +19,9 @@ from pipeline.roles import Policy
 RECIPE = "recipes/demo.yaml"
 
 
-def embedded_policy() -> Policy:
-    """A fresh, trainable adapter on the embedded model, as the demo recipe has it."""
-    runtime = load_section("runtime", RuntimeParams, RECIPE)
+def embedded_policy(**changes: Any) -> Policy:
+    """A fresh, trainable adapter on the embedded model, as the demo recipe has it but for changes in `runtime`."""
+    runtime = load_section("runtime", RuntimeParams, RECIPE).model_copy(update=changes)
     torch.set_num_threads(runtime.threads)
     base = load_section("base", BaseParams, RECIPE)
     backbone = load_backbone(locate("embedded"), base, runtime, BaseIdentity("benchmark", 1, "embedded"))

@@ -44,11 +44,13 @@ class Backbone:
         device: torch.device,
         identity: BaseIdentity,
         checkpointing: bool = False,
+        packing: bool = False,
     ):
         self.causal = causal
         self.decoder = causal.base_model
         self.device = device
         self.identity = identity
+        self.packing = packing
         self.head_VH: Tensor = causal.get_output_embeddings().weight
         self.hidden_size: int = self.head_VH.shape[1]
         self._peft: PeftModel | None = None
@@ -59,6 +61,8 @@ class Backbone:
         if checkpointing:
             causal.activation_checkpointing_enable({"use_reentrant": False})
         self._check_output_head()
+        if packing:
+            self._check_packing()
 
     # --- adapters ---
 
@@ -207,7 +211,9 @@ class Backbone:
                 module.training = training
 
     def hidden(self, tokens_BT: Tensor, attention_mask_BT: Tensor) -> Tensor:
-        """Last hidden states, after the final norm, under the active adapter; [B, T, H]."""
+        """Last hidden states, after the final norm, under the active adapter; [B, T, H]. At padding they mean nothing."""
+        if self.packing:
+            return self._hidden_packed(tokens_BT, attention_mask_BT)
         return self.decoder(
             input_ids=tokens_BT,
             attention_mask=attention_mask_BT.long(),
@@ -215,8 +221,21 @@ class Backbone:
             use_cache=False,
         ).last_hidden_state
 
+    def _hidden_packed(self, tokens_BT: Tensor, attention_mask_BT: Tensor) -> Tensor:
+        """All rows as one, without padding between them.
+
+        Where no mask is given and position ids start anew, transformers lets no token see the tokens of other rows.
+        """
+        states_1NH = self.decoder(
+            input_ids=tokens_BT[attention_mask_BT][None],
+            position_ids=positions(attention_mask_BT)[attention_mask_BT][None],
+            use_cache=False,
+        ).last_hidden_state
+        padding_BTH = states_1NH.new_zeros(*tokens_BT.shape, self.hidden_size)
+        return padding_BTH.masked_scatter(attention_mask_BT[..., None], states_1NH)
+
     def decode(self, tokens_BT: Tensor, attention_mask_BS: Tensor, cache: Any) -> Tensor:
-        """Logits of the token after the last of `tokens_BT`, whose states join the cache; float32, [B, V].
+        """The last hidden state of each row, after the final norm; the tokens' states join the cache; [B, H].
 
         attention_mask_BS covers the cache and the new tokens.
         """
@@ -228,7 +247,7 @@ class Backbone:
             use_cache=True,
         ).last_hidden_state
         # contiguous: on CPU in bfloat16 a frozen head on a non-contiguous slice is 300 times slower
-        return F.linear(hidden_BTH[:, -1].contiguous(), self.head_VH).float()
+        return hidden_BTH[:, -1].contiguous()
 
     # --- inside ---
 
@@ -259,6 +278,20 @@ class Backbone:
             kind = self.causal.config.model_type
             raise BaseModelError(
                 f"base.model is a {kind}, whose logits are not hidden states times its output matrix (soft caps, scales); choose a Llama, Mistral, Qwen2 or GPT-2 model."
+            )
+
+    @torch.no_grad()
+    def _check_packing(self) -> None:
+        """Two rows as one must be what each is alone: refuse models that let packed rows see each other."""
+        tokens_BT = torch.arange(4, 12, device=self.device).view(2, 4)
+        mask_BT = torch.ones_like(tokens_BT, dtype=torch.bool)
+        alone_BTH = torch.cat([self.hidden(tokens_BT[[row]], mask_BT[[row]]) for row in range(2)])
+        if not torch.allclose(
+            self.hidden(tokens_BT, mask_BT), alone_BTH, rtol=2e-2, atol=2e-2 * float(alone_BTH.abs().max())
+        ):
+            raise BaseModelError(
+                f"runtime.packing is true but in a {self.causal.config.model_type} rows that are packed together see each other; "
+                "set it to false."
             )
 
 

@@ -8,19 +8,25 @@ Response token t of row b stands at column prompt_lengths_B[b] + t of T; index t
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, fields, replace
-from typing import Self
+from typing import ClassVar, Self
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
 from pipeline import interruption
+from pipeline.out_of_memory import MICROBATCH
 from pipeline.tensors import length_mask
 
 
 @dataclass(frozen=True)
 class Batch(ABC):
-    """Anything with rows."""
+    """Anything with rows.
+
+    sequences_per_row: how many sequences one row puts into a forward pass.
+    """
+
+    sequences_per_row: ClassVar[int] = 1
 
     def __len__(self) -> int:
         first = getattr(self, fields(self)[0].name)
@@ -113,6 +119,7 @@ class Pairs(Batch):
 
     chosen: Sequences
     rejected: Sequences
+    sequences_per_row: ClassVar[int] = 2
 
     @property
     def lengths_B(self) -> Tensor:
@@ -192,34 +199,51 @@ def pad_rows(rows: list[list[int]] | list[Tensor], dtype: torch.dtype) -> Tensor
     return padded
 
 
-def microbatches(batch: Batch, size: int) -> Iterator[tuple[Tensor, Batch]]:
-    """(rows, batch of these rows), rows of like length together so that little is padded.
+def microbatches(batch: Batch, tokens: int) -> Iterator[tuple[Tensor, Batch]]:
+    """(rows, batch of these rows) of at most `tokens` tokens, padding and both answers of a pair included.
 
-    The order is a function of the batch alone: two passes over one batch see the same shapes. Before each a stage may be
-    stopped.
+    Rows of like length are together, so that little is padded; a row that is longer than that is alone. The order is a
+    function of the batch alone: two passes over one batch see the same shapes. Before each a stage may be stopped.
     """
-    order_B = torch.argsort(batch.lengths_B.cpu(), stable=True)
-    for rows in order_B.split(size):
+    lengths_B, order_B = batch.lengths_B.cpu().sort(stable=True)
+    for rows in order_B.split(_sizes((lengths_B * batch.sequences_per_row).tolist(), tokens)):
         interruption.poll()
         yield rows, batch.select(rows)
+
+
+def _sizes(widths: list[int], tokens: int) -> list[int]:
+    """How many neighbours go together: as many as rows times the widest allows; widths rise."""
+    sizes: list[int] = []
+    for width in widths:
+        if sizes and (sizes[-1] + 1) * width <= tokens:
+            sizes[-1] += 1
+        else:
+            sizes.append(1)
+    return sizes
 
 
 @torch.no_grad()
 def map_rows(
     function: Callable[[Batch], tuple[Tensor, ...]],
     batch: Batch,
-    microbatch_size: int,
+    microbatch_tokens: int,
     minibatch_size: int | None = None,
 ) -> tuple[Tensor, ...]:
     """`function` over micro-batches, without gradient; its results in the batch's own order, padded with zeros to one width.
 
     `function` gives tensors [b] or [b, r]. With `minibatch_size` the micro-batches are those of consecutive minibatches:
-    the shapes that the update's first epoch has.
+    the shapes that the update's first epoch has. Where memory runs out, micro-batches are halved.
     """
+    return MICROBATCH.fit(microbatch_tokens, lambda size: _map_rows(function, batch, size, minibatch_size))
+
+
+def _map_rows(
+    function: Callable[[Batch], tuple[Tensor, ...]], batch: Batch, microbatch_tokens: int, minibatch_size: int | None
+) -> tuple[Tensor, ...]:
     results: list[list[Tensor]] = []
     for part in batch.split(minibatch_size or len(batch)):
         of_part: list[list[Tensor]] = [[] for _ in range(len(part))]
-        for rows, micro in microbatches(part, microbatch_size):
+        for rows, micro in microbatches(part, microbatch_tokens):
             outputs = [output.cpu() for output in function(micro)]
             for place, row in enumerate(rows.tolist()):
                 of_part[row] = [output[place] for output in outputs]

@@ -5,6 +5,7 @@ Axes: B prompts, R response tokens.
 
 from dataclasses import dataclass, field
 
+import torch
 from torch import Tensor
 
 from pipeline.batch import Rollout
@@ -43,19 +44,21 @@ def answer(
     prompts: list[Prompt],
     sampling: Sampling,
     tokenizer: ChatTokenizer,
-    microbatch_size: int,
+    microbatch_tokens: int,
 ) -> Answers:
     """One answer of `policy` to each prompt; the noise is the same whoever answers."""
     rollout = generate(policy, prompts, sampling, step=0)
     ended = rollout.ended(tokenizer.end_id)
     scores = {"reward": rewards(rollout)}
-    scores |= {name: model.score_all(ended, microbatch_size) for name, model in others.items()}
+    scores |= {name: model.score_all(ended, microbatch_tokens) for name, model in others.items()}
     return Answers(rollout, answers(rollout, tokenizer), scores, dict(rewards.values))
 
 
-def kl_per_answer(policy: Policy, reference: Policy, rollout: Rollout, microbatch_size: int) -> Tensor:
+def kl_per_answer(policy: Policy, reference: Policy, rollout: Rollout, microbatch_tokens: int) -> Tensor:
     """k1 to the reference, summed over the tokens of answers that `policy` sampled, in nats; [B]."""
-    log_ratio_BR = policy.logprobs_all(rollout, microbatch_size) - reference.logprobs_all(rollout, microbatch_size)
+    if policy == reference:
+        return torch.zeros(len(rollout))
+    log_ratio_BR = policy.logprobs_all(rollout, microbatch_tokens) - reference.logprobs_all(rollout, microbatch_tokens)
     return log_ratio_BR.sum(1)
 
 

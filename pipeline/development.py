@@ -119,11 +119,11 @@ def read_watched(file: Path) -> list[WatchedAnswer]:
 
 
 def over_optimisation(
-    rows: list[WatchedAnswer], judge: RewardModel, microbatch_size: int, resamples: int, seed: int
+    rows: list[WatchedAnswer], judge: RewardModel, microbatch_tokens: int, resamples: int, seed: int
 ) -> list[dict[str, float]]:
     """Per watched step: KL, and what reward model and judge say of the same answers, as means and as wins over step 0."""
     batch = sequences([(row.prompt_ids, row.response_ids) for row in rows])
-    judged = judge.score_all(batch, microbatch_size)
+    judged = judge.score_all(batch, microbatch_tokens)
     steps = torch.tensor([row.step for row in rows])
     rewards, kl = torch.tensor([row.reward for row in rows]), torch.tensor([row.kl for row in rows])
     curve = []

@@ -38,7 +38,7 @@ def evaluate(
     score: Score,
     algorithm: Algorithm,
     cfg: PPOParams,
-    microbatch_size: int,
+    microbatch_tokens: int,
     normalize: ScoreNormalizer | RawScores = UNCHANGED,
 ) -> Experience:
     """Everything that the update needs to know of a rollout.
@@ -57,7 +57,7 @@ def evaluate(
     mask_BR = rollout.response_mask_BR
 
     def by_minibatch(function: Callable[[Batch], tuple[Tensor, ...]]) -> tuple[Tensor, ...]:
-        return map_rows(function, rollout, microbatch_size, cfg.minibatch_size)
+        return map_rows(function, rollout, microbatch_tokens, cfg.minibatch_size)
 
     with policy.backbone.inference():
         old_logprobs_BR, values_BR, entropies_BR = by_minibatch(lambda batch: _policy_pass(policy, batch))

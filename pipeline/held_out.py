@@ -26,7 +26,7 @@ from pipeline.params.ppo import PPOParams
 from pipeline.params.reward import RewardParams
 from pipeline.rewards import Rewards, find_functions
 from pipeline.roles import Policy, RewardModel
-from pipeline.rollout import Sampling
+from pipeline.rollout import sampling_of
 from pipeline.stage import Stage
 from pipeline.statistics import beside_baselines
 
@@ -59,7 +59,7 @@ def open_held_out(stage: Stage, trained: str) -> HeldOut:
     for name in ("sft", trained):
         backbone.load_adapter(name, stage.input(f"artifacts/{name}"))
     scorers = {name: open_reward_model(stage, backbone, name) for name in ("reward", "judge")}
-    rewards = Rewards(terms, functions, questions, stage.tokenizer, scorers["reward"], runtime.microbatch_size)
+    rewards = Rewards(terms, functions, questions, stage.tokenizer, scorers["reward"], runtime.microbatch_tokens)
     adapters = {"base": None, "sft": "sft", trained: trained}
     roles = {role: Policy(backbone, name, cfg.temperature, runtime.logprob_chunk) for role, name in adapters.items()}
     return HeldOut(cfg, pairs, questions, roles, rewards, scorers)
@@ -74,7 +74,7 @@ def compare_answers(stage: Stage, held_out: HeldOut, folder: Path) -> dict[str, 
         figures by mode and role, and the median length of the chosen answers.
     """
     runtime, tokenizer, roles = stage.runtime, stage.tokenizer, held_out.roles
-    sampled = Sampling(tokenizer.max_response, tokenizer.stop_ids, runtime.rollout_chunk, stage.seed)
+    sampled = sampling_of(tokenizer, runtime, stage.seed)
     judges = {"judge": held_out.scorers["judge"]}
     found: dict[str, dict[str, Answers]] = {"sampled": {}, "greedy": {}}
     metrics: dict[str, dict[str, Any]] = {"sampled": {}, "greedy": {}}
@@ -82,7 +82,13 @@ def compare_answers(stage: Stage, held_out: HeldOut, folder: Path) -> dict[str, 
         for number, (mode, role) in enumerate(product(found, roles)):
             sampling = replace(sampled, greedy=mode == "greedy")
             theirs = answer(
-                roles[role], held_out.rewards, judges, held_out.questions, sampling, tokenizer, runtime.microbatch_size
+                roles[role],
+                held_out.rewards,
+                judges,
+                held_out.questions,
+                sampling,
+                tokenizer,
+                runtime.microbatch_tokens,
             )
             found[mode][role] = theirs
             metrics[mode][role] = now = figures(theirs)
@@ -92,7 +98,7 @@ def compare_answers(stage: Stage, held_out: HeldOut, folder: Path) -> dict[str, 
             metrics[mode][role] |= win_rates(answers[role], answers["sft"], held_out.cfg.bootstrap, stage.seed)
     kl: dict[str, Tensor] = {}
     for role, policy in roles.items():
-        kl[role] = kl_per_answer(policy, roles["sft"], found["sampled"][role].rollout, runtime.microbatch_size)
+        kl[role] = kl_per_answer(policy, roles["sft"], found["sampled"][role].rollout, runtime.microbatch_tokens)
         metrics["sampled"][role] |= kl_figures(kl[role], found["sampled"][role])
     chosen, _ = demonstrations(held_out.pairs, tokenizer)
     metrics["chosen_answers"] = {"length_median": float(chosen.response_lengths_B.float().median())}
@@ -111,7 +117,7 @@ def scorers_accuracy(stage: Stage, held_out: HeldOut) -> dict[str, dict[str, Any
     found = {}
     for name, model in held_out.scorers.items():
         cut_pairs = stage.params(RewardParams, name).cut_pairs
-        gaps_of = partial(gaps, model, microbatch_size=stage.runtime.microbatch_size)
+        gaps_of = partial(gaps, model, microbatch_tokens=stage.runtime.microbatch_tokens)
         found[f"{name}_model"] = pair_accuracy(stage, held_out, gaps_of, f"prepared/{name}.jsonl", cut_pairs)
     return found
 

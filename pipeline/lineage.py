@@ -58,6 +58,11 @@ def stage_address(name: str) -> str:
     return name if file == DVC_FILES[0] else f"{file}:{name}"
 
 
+def dvc_lock(name: str) -> Path:
+    """Where DVC notes what the stage's last run was made of and has made."""
+    return _dvc_file(name).with_suffix(".lock")
+
+
 def _dvc_file(name: str) -> Path:
     known = {file: _stages(file) for file in DVC_FILES}
     for file, stages in known.items():

@@ -4,13 +4,18 @@ from pathlib import Path
 
 import torch
 from safetensors import SafetensorError
+from torch import nn
 from transformers import AutoConfig, AutoModelForCausalLM, BitsAndBytesConfig, PreTrainedModel
 
+from pipeline import attention as recompute
+from pipeline import blocks
 from pipeline.backbone import Backbone, BaseIdentity
 from pipeline.errors import BaseModelError
 from pipeline.params.base import BaseParams
 from pipeline.params.runtime import RuntimeParams
-from pipeline.quantization import check_shapes, fill_cache, replace_forwards
+from pipeline.quantization import FrozenLinear4bit, check_shapes, fill_cache, replace_forwards
+
+COMPILED_VARIANTS = 64
 
 
 def load_backbone(folder: Path, params: BaseParams, runtime: RuntimeParams, identity: BaseIdentity) -> Backbone:
@@ -21,7 +26,8 @@ def load_backbone(folder: Path, params: BaseParams, runtime: RuntimeParams, iden
     """
     device = pick_device(runtime)
     dtype = getattr(torch, params.dtype)
-    attention = runtime.attention if runtime.attention != "auto" else ("sdpa" if device.type == "cuda" else "eager")
+    recompute.register()
+    attention = attention_of(runtime, device)
     try:
         config = AutoConfig.from_pretrained(folder, trust_remote_code=params.trust_remote_code)  # nosec B615  # a local folder
         for key, value in config.to_dict().items():
@@ -54,6 +60,18 @@ def load_backbone(folder: Path, params: BaseParams, runtime: RuntimeParams, iden
         raise BaseModelError(
             f"base.model {params.model!r} cannot be loaded from {folder}: {' '.join(str(error).split())[:300]}"
         ) from error
+    return as_backbone(causal, dtype, runtime, identity, device)
+
+
+def as_backbone(
+    causal: PreTrainedModel, dtype: torch.dtype, runtime: RuntimeParams, identity: BaseIdentity, device: torch.device
+) -> Backbone:
+    """A model on its device, quantised or not, with our forwards, and with what `runtime` says of caches and compiled blocks.
+
+    Raises:
+        BaseModelError: the model does not fit its tokenizer or `runtime`.
+    """
+    blocks.replace_forwards(causal)
     layers = replace_forwards(causal, dtype)
     if identity.tokenizer_length > causal.get_input_embeddings().weight.shape[0]:
         raise BaseModelError(
@@ -61,7 +79,38 @@ def load_backbone(folder: Path, params: BaseParams, runtime: RuntimeParams, iden
             "a token was added without a row for it: use the tokenizer that came with the model."
         )
     fill_cache(layers, runtime.base_cache, device)
-    return Backbone(causal, device, identity, runtime.gradient_checkpointing)
+    if runtime.compile == "layers":
+        compile_layers(causal, layers)
+    return Backbone(causal, device, identity, runtime.gradient_checkpointing, runtime.packing)
+
+
+def attention_of(runtime: RuntimeParams, device: torch.device) -> str:
+    """What `runtime.attention` means, in transformers' words."""
+    if runtime.attention != "auto":
+        return runtime.attention
+    if device.type == "cuda":
+        return "sdpa"
+    return (
+        "eager" if runtime.compile == "layers" else "recompute"
+    )  # the compiler makes one kernel of eager's operations
+
+
+def compile_layers(causal: PreTrainedModel, quantized: list[FrozenLinear4bit]) -> None:
+    """Each block becomes compiled code at its first use: one graph for all blocks, of any number of rows and tokens.
+
+    Raises:
+        BaseModelError: weights would be dequantised in the midst of it.
+    """
+    if any(layer.cached_weight_OI is None for layer in quantized):
+        raise BaseModelError(
+            "runtime.compile is layers but dequantised weights are not kept (runtime.base_cache is off, or auto and memory is short); "
+            "set runtime.base_cache to on, or runtime.compile to off."
+        )
+    # one for each adapter, with and without gradient, in training and in evaluation mode
+    torch.compiler.config.recompile_limit = COMPILED_VARIANTS
+    blocks_of_model = next(module for module in causal.base_model.children() if isinstance(module, nn.ModuleList))
+    for block in blocks_of_model:
+        block.compile(dynamic=True)
 
 
 def pick_device(runtime: RuntimeParams) -> torch.device:

@@ -14,7 +14,7 @@ from pipeline.params.ppo import PPOParams
 from pipeline.recovery import NO_RECOVERY, NoRecovery, Recovery
 from pipeline.rewards import Rewards, find_functions
 from pipeline.roles import Policy, RewardModel
-from pipeline.rollout import Sampling
+from pipeline.rollout import Sampling, sampling_of
 from pipeline.stage import Stage
 from pipeline.update import Optimizer, Rehearsal
 
@@ -36,7 +36,7 @@ class Loop:
     rewards: Rewards
     rehearsal: Rehearsal | None
     sampling: Sampling
-    microbatch_size: int
+    microbatch_tokens: int
 
     def train(
         self,
@@ -57,7 +57,7 @@ class Loop:
             self.algorithm,
             cfg,
             self.sampling,
-            self.microbatch_size,
+            self.microbatch_tokens,
             log,
             watch,
             self.rehearsal,
@@ -93,8 +93,8 @@ def open_loop(stage: Stage, cfg: PPOParams, questions: Iterable[Prompt]) -> Loop
         Policy(backbone, "policy", cfg.temperature, runtime.logprob_chunk, value_head),
         Policy(backbone, "sft", cfg.temperature, runtime.logprob_chunk),
         model,
-        Rewards(cfg.reward, functions, questions, tokenizer, model, runtime.microbatch_size),
+        Rewards(cfg.reward, functions, questions, tokenizer, model, runtime.microbatch_tokens),
         rehearsal,
-        Sampling(tokenizer.max_response, tokenizer.stop_ids, runtime.rollout_chunk, stage.seed),
-        runtime.microbatch_size,
+        sampling_of(tokenizer, runtime, stage.seed),
+        runtime.microbatch_tokens,
     )

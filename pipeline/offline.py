@@ -1,10 +1,12 @@
 """The offline loop: SFT, reward model and DPO; only the objective and the batches differ."""
 
 from collections.abc import Callable, Iterable
+from functools import partial
 from itertools import islice
 from typing import Any
 
 from pipeline.batch import Batch
+from pipeline.out_of_memory import MICROBATCH
 from pipeline.recovery import NO_RECOVERY, NoRecovery, Recovery
 from pipeline.update import Objective, Optimizer, accumulate
 
@@ -14,7 +16,7 @@ def train_offline(
     batches: Iterable[Batch],
     optimizer: Optimizer,
     objective: Objective,
-    microbatch_size: int,
+    microbatch_tokens: int,
     dropout: bool,
     log: Callable[[int, dict[str, float]], None],
     recovery: Recovery | NoRecovery = NO_RECOVERY,
@@ -24,7 +26,8 @@ def train_offline(
     with model.backbone.training(dropout=dropout):
         for step, batch in enumerate(islice(batches, start, None), start):
             assert batch.num_terms > 0, "a batch has nothing to learn from"
-            stats = accumulate(model, batch, objective, microbatch_size)
+            gradients = partial(accumulate, model, batch, objective)
+            stats = MICROBATCH.fit(microbatch_tokens, gradients, undo=optimizer.zero_grad)
             stats |= optimizer.step(stats["loss"])
             log(step, stats)
             recovery.reached(f"step {step + 1}")

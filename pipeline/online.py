@@ -31,7 +31,7 @@ def train_online(
     algorithm: Algorithm,
     cfg: PPOParams,
     sampling: Sampling,
-    microbatch_size: int,
+    microbatch_tokens: int,
     log: Log,
     watch: Watch,
     rehearsal: Rehearsal | None = None,
@@ -42,8 +42,8 @@ def train_online(
     `watch` is told, before the first iteration and after each, how many are done. `recovery` is asked where a process
     before has got to, and told of each rollout, optimizer step and iteration.
     """
-    plan = UpdatePlan(cfg.epochs, cfg.minibatch_size, microbatch_size, cfg.stop_kl)
-    sampling = replace(sampling, samples=cfg.answers_per_prompt)
+    plan = UpdatePlan(cfg.epochs, cfg.minibatch_size, microbatch_tokens, cfg.stop_kl)
+    sampling = replace(sampling, samples=cfg.answers_per_prompt, weights=cfg.sampling_weights)
     normalize = score_normalizer(cfg)
     place = Place(KLControl(cfg.kl_coef, cfg.kl_target, cfg.kl_horizon))
     recovery.resume(optimizer=optimizer, place=place, normalize=normalize)
@@ -63,7 +63,7 @@ def train_online(
         if place.experience is None:
             rollout = generate(policy, prompts_P, sampling, step)  # 1 rollout
             place.experience = evaluate(  # 2 evaluate
-                rollout, policy, reference, score, algorithm, cfg, microbatch_size, normalize
+                rollout, policy, reference, score, algorithm, cfg, microbatch_tokens, normalize
             )
             recovery.reached(str(place))
         experience, seed = place.experience, derive_seed(sampling.seed, step)

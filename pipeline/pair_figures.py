@@ -13,9 +13,9 @@ from pipeline.roles import RewardModel
 from pipeline.statistics import accuracy_by_length, calibration
 
 
-def gaps(model: RewardModel, pairs: Pairs, microbatch_size: int) -> Tensor:
+def gaps(model: RewardModel, pairs: Pairs, microbatch_tokens: int) -> Tensor:
     """Score of the chosen less that of the rejected answer, without gradient; [B]."""
-    return model.score_all(pairs.chosen, microbatch_size) - model.score_all(pairs.rejected, microbatch_size)
+    return model.score_all(pairs.chosen, microbatch_tokens) - model.score_all(pairs.rejected, microbatch_tokens)
 
 
 def pair_figures(gaps_B: Tensor, pairs: Pairs) -> dict[str, Any]:

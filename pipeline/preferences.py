@@ -43,16 +43,16 @@ class PairPolicy:
         return self.policy(batch.chosen).logprobs_BR.sum(1), self.policy(batch.rejected).logprobs_BR.sum(1)
 
     def logprobs_all(
-        self, pairs: Pairs, microbatch_size: int, minibatch_size: int | None = None
+        self, pairs: Pairs, microbatch_tokens: int, minibatch_size: int | None = None
     ) -> tuple[Tensor, Tensor]:
         """The same for any number of pairs, in eval mode and without gradient; on the CPU. For the sizes see `map_rows`."""
         with self.backbone.inference():
-            chosen_B, rejected_B = map_rows(self, pairs, microbatch_size, minibatch_size)
+            chosen_B, rejected_B = map_rows(self, pairs, microbatch_tokens, minibatch_size)
         return chosen_B, rejected_B
 
 
 def with_reference(
-    pairs: Pairs, reference: Policy, batch_size: int, seed: int, microbatch_size: int
+    pairs: Pairs, reference: Policy, batch_size: int, seed: int, microbatch_tokens: int
 ) -> ReferencedPairs:
     """The pairs with what `reference` says of them, asked once, before training.
 
@@ -60,13 +60,13 @@ def with_reference(
     policy and reference have equal weights, an implicit reward is exactly 0 there, in bfloat16 too.
     """
     order_B = permutation(len(pairs), seed, epoch=0)
-    in_order = PairPolicy(reference).logprobs_all(pairs.select(order_B), microbatch_size, batch_size)
+    in_order = PairPolicy(reference).logprobs_all(pairs.select(order_B), microbatch_tokens, batch_size)
     chosen_B, rejected_B = (logprobs_B[order_B.argsort()] for logprobs_B in in_order)
     return ReferencedPairs(pairs.chosen, pairs.rejected, chosen_B, rejected_B)
 
 
-def implicit_gaps(policy: Policy, reference: Policy, pairs: Pairs, beta: float, microbatch_size: int) -> Tensor:
+def implicit_gaps(policy: Policy, reference: Policy, pairs: Pairs, beta: float, microbatch_tokens: int) -> Tensor:
     """Implicit reward of the chosen less that of the rejected answer, without gradient; [B]."""
-    chosen_B, rejected_B = PairPolicy(policy).logprobs_all(pairs, microbatch_size)
-    ref_chosen_B, ref_rejected_B = PairPolicy(reference).logprobs_all(pairs, microbatch_size)
+    chosen_B, rejected_B = PairPolicy(policy).logprobs_all(pairs, microbatch_tokens)
+    ref_chosen_B, ref_rejected_B = PairPolicy(reference).logprobs_all(pairs, microbatch_tokens)
     return beta * ((chosen_B - ref_chosen_B) - (rejected_B - ref_rejected_B))

@@ -6,6 +6,8 @@ with and without gradient may take different kernels. One function for every pas
 equal, and it can read a dequantised copy of the weights where memory allows, with the same bits.
 """
 
+from typing import Any
+
 import bitsandbytes as bnb
 import psutil
 import torch
@@ -29,11 +31,30 @@ class FrozenLinear4bit(bnb.nn.Linear4bit):
         """The weight in the compute dtype; [out, in]."""
         return dequantize_4bit(self.weight.data, self.weight.quant_state).to(self.compute_dtype)
 
+    @property
+    def weight_OI(self) -> Tensor:
+        """The cached weight, or one that is dequantised now."""
+        return self.dequantized() if self.cached_weight_OI is None else self.cached_weight_OI
+
     def forward(self, x: Tensor) -> Tensor:
         """x @ weight^T + bias, in the compute dtype; [..., out]."""
-        weight_OI = self.dequantized() if self.cached_weight_OI is None else self.cached_weight_OI
-        bias_O = None if self.bias is None else self.bias.to(self.compute_dtype)
-        return F.linear(x.to(self.compute_dtype), weight_OI, bias_O)
+        if self.cached_weight_OI is not None:
+            bias_O = None if self.bias is None else self.bias.to(self.compute_dtype)
+            return F.linear(x.to(self.compute_dtype), self.cached_weight_OI, bias_O)
+        return _Linear.apply(x.to(self.compute_dtype), self)
+
+
+class _Linear(torch.autograd.Function):
+    """A frozen linear whose graph holds the layer, not its weight: without a cache, one dequantised weight exists at a time."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, layer: FrozenLinear4bit) -> Tensor:
+        ctx.layer = layer
+        return F.linear(x, layer.dequantized(), None if layer.bias is None else layer.bias.to(x.dtype))
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:
+        return grad @ ctx.layer.dequantized(), None
 
 
 def check_shapes(model: nn.Module, skipped: set[str]) -> None:

@@ -20,6 +20,7 @@ from pipeline.checkpoint import (
     remove_partial,
     write_checkpoint,
 )
+from pipeline.out_of_memory import MemoryLimits, limits
 from pipeline.progress import console
 from pipeline.randomness import RandomStates
 from pipeline.stage import Stage
@@ -93,17 +94,16 @@ class Recovery:
             part.load_state_dict(checkpoint.state[name])
         self._last = self._saved = checkpoint
         self._say(f"goes on after {checkpoint.place}, from {self.folder}.")
+        now = self._circumstances
         for what, then in checkpoint.made_under.items():
-            if then != self.made_under.get(what):
-                self._say(
-                    f"{what} was {then} until there and is {self.made_under.get(what)} now: the last bits may differ."
-                )
+            if then != now.get(what):
+                self._say(f"{what} was {then} until there and is {now.get(what)} now: the last bits may differ.")
         return checkpoint.number
 
     def reached(self, place: str) -> None:
         """Nothing is half done here: takes down all parts, and writes them where a checkpoint is due."""
         number = self._last.number + 1 if self._last else 1
-        self._last = Checkpoint(number, place, self.made_under, self._state())
+        self._last = Checkpoint(number, place, self._circumstances, self._state())
         steps = number - (self._saved.number if self._saved else 0)
         if steps >= self.every_steps or self.clock() - self._saved_at >= self.every_seconds:
             self.save()
@@ -119,6 +119,10 @@ class Recovery:
     def _unmoved(self) -> bool:
         """Whether no optimizer step has begun since: one that an error has broken off leaves weights half changed."""
         return self._optimizer.steps_taken == self._last.state["optimizer"]["steps_taken"]
+
+    @property
+    def _circumstances(self) -> dict[str, str]:
+        return self.made_under | limits()
 
     def _state(self) -> State:
         return {name: part.state_dict() for name, part in self._parts.items()}
@@ -161,4 +165,4 @@ def recovery_of(stage: Stage) -> Recovery:
         stage.tracker.flush,
     )
     stage.on_stop = recovery.save
-    return recovery.hold(random=RandomStates(), stage=stage)
+    return recovery.hold(random=RandomStates(), stage=stage, memory=MemoryLimits())

@@ -56,14 +56,14 @@ class Rewards:
         questions: Iterable[Prompt],
         tokenizer: ChatTokenizer,
         model: RewardModel | None,
-        microbatch_size: int,
+        microbatch_tokens: int,
     ):
         self.terms = list(terms)
         self.functions = functions
         self.questions = {question.key: question.messages[-1].content for question in questions} if functions else {}
         self.tokenizer = tokenizer
         self.model = model
-        self.microbatch_size = microbatch_size
+        self.microbatch_tokens = microbatch_tokens
         self.values: dict[str, Tensor] = {}
         self.seconds: dict[str, float] = {}
         self._slow: set[str] = set()
@@ -75,14 +75,14 @@ class Rewards:
             TrainingError: a function raises, or returns anything but one finite number per answer.
         """
         return self._sum(
-            rollout, lambda model: model.score_all(rollout.ended(self.tokenizer.end_id), self.microbatch_size)
+            rollout, lambda model: model.score_all(rollout.ended(self.tokenizer.end_id), self.microbatch_tokens)
         )
 
     def by_minibatch(self, minibatch_size: int) -> Callable[[Rollout], Tensor]:
         """The same in PPO: the reward model sees the micro-batches that the update will see."""
         end_id = self.tokenizer.end_id
         return lambda rollout: self._sum(
-            rollout, lambda model: model.score_minibatches(rollout, end_id, self.microbatch_size, minibatch_size)
+            rollout, lambda model: model.score_minibatches(rollout, end_id, self.microbatch_tokens, minibatch_size)
         )
 
     def state_dict(self) -> dict[str, Any]:

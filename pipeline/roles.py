@@ -56,10 +56,10 @@ class Policy:
         logprobs_N, entropies_N = token_logprobs_and_entropies(*self._head_arguments(batch, hidden_BRH))
         return self._output(batch, hidden_BRH, logprobs_N), _scattered(entropies_N, batch.response_mask_BR)
 
-    def logprobs_all(self, batch: Sequences, microbatch_size: int) -> Tensor:
+    def logprobs_all(self, batch: Sequences, microbatch_tokens: int) -> Tensor:
         """Log-probabilities of any number of rows, in eval mode and without gradient; on the CPU, [B, R]."""
         with self.backbone.inference():
-            return map_rows(lambda rows: (self(rows).logprobs_BR,), batch, microbatch_size)[0]
+            return map_rows(lambda rows: (self(rows).logprobs_BR,), batch, microbatch_tokens)[0]
 
     def _head_arguments(self, batch: Sequences, hidden_BRH: Tensor) -> tuple[Tensor, Tensor, Tensor, float, int]:
         mask_BR = batch.response_mask_BR
@@ -112,15 +112,17 @@ class RewardModel:
         rows_B = torch.arange(len(batch), device=self.backbone.device)
         return self.head(hidden_BTH[rows_B, batch.lengths_B - 1])
 
-    def score_all(self, batch: Sequences, microbatch_size: int) -> Tensor:
+    def score_all(self, batch: Sequences, microbatch_tokens: int) -> Tensor:
         """`score` over any number of rows, in eval mode and without gradient; on the CPU, [B]."""
         with self.backbone.inference():
-            return map_rows(lambda rows: (self.score(rows),), batch, microbatch_size)[0]
+            return map_rows(lambda rows: (self.score(rows),), batch, microbatch_tokens)[0]
 
-    def score_minibatches(self, rollout: Rollout, end_id: int, microbatch_size: int, minibatch_size: int) -> Tensor:
+    def score_minibatches(self, rollout: Rollout, end_id: int, microbatch_tokens: int, minibatch_size: int) -> Tensor:
         """The same for answers with an end token put after cut ones, in the micro-batches that PPO's update sees."""
         with self.backbone.inference():
-            return map_rows(lambda rows: (self.score(rows.ended(end_id)),), rollout, microbatch_size, minibatch_size)[0]
+            return map_rows(lambda rows: (self.score(rows.ended(end_id)),), rollout, microbatch_tokens, minibatch_size)[
+                0
+            ]
 
 
 def _scattered(values_N: Tensor, mask_BR: Tensor) -> Tensor:

@@ -4,7 +4,6 @@ import contextlib
 import math
 import os
 import resource
-import shutil
 import sys
 import time
 import warnings
@@ -17,7 +16,7 @@ from typing import Any
 
 import transformers
 
-from pipeline import interruption
+from pipeline import finished, interruption
 from pipeline.base_model import locate
 from pipeline.data.tokenization import ChatTokenizer, load_tokenizer
 from pipeline.errors import DataError, StorageError, UserError
@@ -26,6 +25,7 @@ from pipeline.health.report import HealthLog
 from pipeline.interruption import Interrupted
 from pipeline.lineage import (
     digest,
+    dvc_lock,
     flattened,
     git_tags,
     hardware,
@@ -36,6 +36,7 @@ from pipeline.lineage import (
     state_key,
 )
 from pipeline.lock import alone_in
+from pipeline.out_of_memory import reporting
 from pipeline.params.base import BaseParams, TokensParams
 from pipeline.params.runtime import RuntimeParams
 from pipeline.params.section import S, load_section, parse_seed, read_params
@@ -56,7 +57,7 @@ class Stage:
 
     name: its name in its DVC file.
     section: its section of params.yaml, from which its seed is derived too: stages that share one see the same noise.
-    folder: its own as long as parameters, inputs and code are what they are; removed when the stage has finished.
+    folder: its own as long as parameters, inputs and code are what they are; removed when the stage has finished and DVC has its outputs.
     on_stop: writes what is not to be lost, and says in words where the next run goes on; None where that is the start.
     """
 
@@ -116,6 +117,15 @@ class Stage:
         console.print(f"{self.name}: weights that are trained: {counts}", markup=False)
         self.tracker.set_tags({f"trained_weights.{name}": str(count) for name, count in sizes.items()})
 
+    def tell_limit(self, name: str, limit: int) -> None:
+        """Says that memory holds a runtime parameter down, and marks the run: rounding is that of the smaller value."""
+        console.print(
+            f"{self.name}: out of memory; runtime.{name} is {limit} from here on, which may change the last bits.",
+            markup=False,
+            style="yellow",
+        )
+        self.tracker.set_tags({f"{name.removesuffix('_tokens')}.halved": str(limit)})
+
     def log(self, step: int, metrics: dict[str, float]) -> None:
         """One step's figures, to MLflow, to the stage's curves, and to the rules that say what is wrong with them.
 
@@ -138,7 +148,17 @@ class Stage:
     def circumstances(self) -> dict[str, str]:
         """What may change the last bits of a result without being tracked."""
         settings = {f"runtime.{name}": value for name, value in flattened(self.runtime.model_dump())}
-        rounding = ("device", "threads", "deterministic", "attention", "microbatch_size", "rollout_chunk")
+        rounding = (
+            "device",
+            "threads",
+            "deterministic",
+            "attention",
+            "microbatch_tokens",
+            "rollout_chunk",
+            "decoder",
+            "packing",
+            "compile",
+        )
         return {package: version(package) for package in VERSIONS} | {
             key: settings[key] for key in (f"runtime.{name}" for name in rounding)
         }
@@ -161,7 +181,7 @@ def run_stage(name: str, body: Callable[[Stage], None], section: str | None = No
     try:
         with interruption.listening(), _alone(name) as folder:
             _run_alone(name, body, section or name, folder)
-            shutil.rmtree(folder)
+            finished.leave(folder, name, dvc_lock(name))
     except UserError as error:
         console.print(f"{name}: {error}", markup=False, style="red")
         sys.exit(1)
@@ -175,7 +195,9 @@ def _alone(name: str) -> Iterator[Path]:
 
     It is in the main checkout also where DVC runs an experiment in a copy, which it removes at the end.
     """
-    folder = Path(os.environ.get("DVC_ROOT", ".")) / WORK / name / state_key(name, stage_inputs(stage_definition(name)))
+    work = Path(os.environ.get("DVC_ROOT", ".")) / WORK
+    finished.sweep(work)
+    folder = work / name / state_key(name, stage_inputs(stage_definition(name)))
     with alone_in(Path(WORK) / name, f"stage {name}"), alone_in(folder, f"stage {name} with these parameters"):
         yield folder
 
@@ -192,7 +214,7 @@ def _run_alone(name: str, body: Callable[[Stage], None], section: str, folder: P
     status = "FAILED"
     try:
         prepare_torch(seed, runtime)
-        with stage.health.watching():
+        with stage.health.watching(), reporting(stage.tell_limit):
             interruption.stop_anywhere()
             body(stage)
             interruption.wait_for_polls()

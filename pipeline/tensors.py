@@ -4,13 +4,13 @@ Axes: B batch, R response tokens, T all tokens, N tokens counted one by one, H h
 Masks: True = counts, the end token included.
 """
 
-from collections.abc import Iterator
 from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+LOGITS_AT_ONCE = 2**25  # 128 MiB in float32, and half of that in 16 bits beside it, whatever the vocabulary
 LOG_RATIO_LIMIT = 20.0  # exp(20) is 5e8: far beyond any ratio that means something, far from overflow
 
 
@@ -56,8 +56,8 @@ def safe_exp(x: Tensor) -> Tensor:
 def token_logprobs(hidden_NH: Tensor, head_VH: Tensor, ids_N: Tensor, temperature: float, chunk: int) -> Tensor:
     """Log-probabilities of `ids_N` under softmax(hidden @ head^T / temperature), in float32; [N].
 
-    The logits of `chunk` tokens exist at a time, in the backward pass too, where they are computed again: memory grows
-    with the number of tokens, not with tokens times vocabulary. The head gets no gradient: it is frozen.
+    The logits of `chunk` tokens exist at a time, of fewer where LOGITS_AT_ONCE says so: memory grows with the number of
+    tokens, neither with tokens times vocabulary nor with the vocabulary. The head gets no gradient: it is frozen.
     This is the one function for policy, reference and update.
     """
     return _TokenLogprobs.apply(hidden_NH, head_VH, ids_N, temperature, chunk)
@@ -70,46 +70,64 @@ def token_logprobs_and_entropies(
     """`token_logprobs`, the same numbers, with the entropy in nats of each token's distribution; float32, [N] each."""
     logprobs_N = torch.empty(len(ids_N), device=ids_N.device)
     entropies_N = torch.empty_like(logprobs_N)
-    for rows, logits_CV in _logit_chunks(hidden_NH, head_VH, temperature, chunk):
-        logprobs_N[rows], normalizers_C = _select(logits_CV, ids_N[rows])
-        entropies_N[rows] = torch.special.entr(logits_CV.sub_(normalizers_C[:, None]).exp_()).sum(-1)
+    for rows in _chunks(hidden_NH, head_VH, chunk):
+        logprobs_N[rows], entropies_N[rows] = _with_entropies(hidden_NH[rows], head_VH, ids_N[rows], temperature)
     return logprobs_N, entropies_N
 
 
-def _logit_chunks(hidden_NH: Tensor, head_VH: Tensor, temperature: float, chunk: int) -> Iterator[tuple[slice, Tensor]]:
-    for start in range(0, len(hidden_NH), chunk):
-        rows = slice(start, start + chunk)
-        # contiguous: on CPU in bfloat16 a frozen head on a non-contiguous slice is 300 times slower
-        yield rows, F.linear(hidden_NH[rows].contiguous(), head_VH).float().div_(temperature)
+def _chunks(hidden_NH: Tensor, head_VH: Tensor, chunk: int) -> list[slice]:
+    """Work on a chunk is a function of its own, so that its logits are gone before the next one's are made."""
+    size = max(1, min(chunk, LOGITS_AT_ONCE // len(head_VH)))
+    return [slice(start, start + size) for start in range(0, len(hidden_NH), size)]
 
 
-def _select(logits_CV: Tensor, ids_C: Tensor) -> tuple[Tensor, Tensor]:
-    """Log-probabilities of the ids, and the log-normalisers; [C] each."""
-    normalizers_C = logits_CV.logsumexp(-1)
-    return logits_CV.gather(-1, ids_C[:, None]).squeeze(-1) - normalizers_C, normalizers_C
+def _with_entropies(hidden_CH: Tensor, head_VH: Tensor, ids_C: Tensor, temperature: float) -> tuple[Tensor, Tensor]:
+    logprobs_C, exps_CV, sums_C1 = _exponentials(hidden_CH, head_VH, ids_C, temperature)
+    probabilities_CV = exps_CV.div_(sums_C1)
+    return logprobs_C, torch.special.entr(probabilities_CV, out=probabilities_CV).sum(-1)
+
+
+def _with_slopes(hidden_CH: Tensor, head_VH: Tensor, ids_C: Tensor, temperature: float) -> tuple[Tensor, Tensor]:
+    """d logp / d logits = (one-hot - softmax) / temperature."""
+    logprobs_C, exps_CV, sums_C1 = _exponentials(hidden_CH, head_VH, ids_C, temperature)
+    slopes_CV = exps_CV.div_(sums_C1 * -temperature)
+    slopes_CV.scatter_add_(1, ids_C[:, None], torch.full_like(sums_C1, 1 / temperature))
+    return logprobs_C, slopes_CV.to(head_VH.dtype) @ head_VH
+
+
+def _exponentials(
+    hidden_CH: Tensor, head_VH: Tensor, ids_C: Tensor, temperature: float
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Log-probabilities of the ids, [C]; exp(logit - largest), [C, V]; and its sums, [C, 1]; float32.
+
+    The operations are those of torch.logsumexp, in place: it would need two more tensors of the logits' size.
+    """
+    # contiguous: on CPU in bfloat16 a frozen head on a non-contiguous slice is 300 times slower
+    logits_CV = F.linear(hidden_CH.contiguous(), head_VH).float().div_(temperature)
+    chosen_C1 = logits_CV.gather(-1, ids_C[:, None])
+    largest_C1 = logits_CV.amax(-1, keepdim=True)
+    exps_CV = logits_CV.sub_(largest_C1).exp_()
+    sums_C1 = exps_CV.sum(-1, keepdim=True)
+    return (chosen_C1 - (sums_C1.log() + largest_C1)).squeeze(1), exps_CV, sums_C1
 
 
 class _TokenLogprobs(torch.autograd.Function):
-    """Keeps hidden states and log-normalisers for the backward pass, never logits."""
+    """Takes the derivative while the logits are there: they are made once, and a state per token is all that is kept."""
 
     @staticmethod
     def forward(ctx: Any, hidden_NH: Tensor, head_VH: Tensor, ids_N: Tensor, temperature: float, chunk: int) -> Tensor:
         logprobs_N = torch.empty(len(ids_N), device=ids_N.device)
-        normalizers_N = torch.empty_like(logprobs_N)
-        for rows, logits_CV in _logit_chunks(hidden_NH, head_VH, temperature, chunk):
-            logprobs_N[rows], normalizers_N[rows] = _select(logits_CV, ids_N[rows])
-        ctx.save_for_backward(hidden_NH, head_VH, ids_N, normalizers_N)
-        ctx.temperature, ctx.chunk = temperature, chunk
+        slopes_NH = torch.empty_like(hidden_NH) if ctx.needs_input_grad[0] else None
+        for rows in _chunks(hidden_NH, head_VH, chunk):
+            if slopes_NH is None:
+                logprobs_N[rows] = _exponentials(hidden_NH[rows], head_VH, ids_N[rows], temperature)[0]
+            else:
+                logprobs_N[rows], slopes_NH[rows] = _with_slopes(hidden_NH[rows], head_VH, ids_N[rows], temperature)
+        ctx.save_for_backward(slopes_NH)
         return logprobs_N
 
     @staticmethod
     def backward(ctx: Any, grad_N: Tensor) -> tuple[Tensor, None, None, None, None]:
-        """d logp / d logits = (one-hot - softmax) / temperature."""
-        hidden_NH, head_VH, ids_N, normalizers_N = ctx.saved_tensors
-        grad_hidden_NH = torch.empty_like(hidden_NH)
-        for rows, logits_CV in _logit_chunks(hidden_NH, head_VH, ctx.temperature, ctx.chunk):
-            scale_C1 = grad_N[rows, None] / ctx.temperature
-            grad_CV = logits_CV.sub_(normalizers_N[rows, None]).exp_().mul_(-scale_C1)
-            grad_CV.scatter_add_(1, ids_N[rows, None], scale_C1)
-            grad_hidden_NH[rows] = grad_CV.to(head_VH.dtype) @ head_VH
-        return grad_hidden_NH, None, None, None, None
+        """d logp / d hidden, times what comes from above."""
+        (slopes_NH,) = ctx.saved_tensors
+        return (grad_N[:, None] * slopes_NH).to(slopes_NH.dtype), None, None, None, None

@@ -3,6 +3,7 @@
 import math
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from functools import partial
 from itertools import islice
 from typing import Any
 
@@ -14,6 +15,7 @@ from pipeline.data.examples import epochs_of
 from pipeline.errors import TrainingError
 from pipeline.objectives.offline import sft
 from pipeline.objectives.terms import Terms
+from pipeline.out_of_memory import MICROBATCH
 from pipeline.randomness import permutation
 from pipeline.roles import Policy, PolicyOutput
 
@@ -135,16 +137,16 @@ def constant_after_warmup(warmup_steps: int) -> Callable[[int], float]:
 
 
 def accumulate(
-    model: Callable[[Batch], Any], minibatch: Batch, objective: Objective, microbatch_size: int
+    model: Callable[[Batch], Any], minibatch: Batch, objective: Objective, microbatch_tokens: int
 ) -> dict[str, float]:
     """Gradients of the minibatch's loss, micro-batch by micro-batch; the means of its terms.
 
-    Each micro-batch gives a SUM, divided by the minibatch's number of terms: the micro-batch size changes nothing but
-    memory, speed and rounding.
+    Each micro-batch gives a SUM, divided by the minibatch's number of terms: the size of micro-batches changes nothing
+    but memory, speed and rounding.
     """
     sums: dict[str, float] = {}
     maxima: dict[str, float] = {}
-    for _, micro in microbatches(minibatch, microbatch_size):
+    for _, micro in microbatches(minibatch, microbatch_tokens):
         micro = micro.to(model.device)
         terms = objective(model(micro), micro)
         (terms.loss_sum / minibatch.num_terms).backward()
@@ -164,8 +166,12 @@ class UpdatePlan:
 
     epochs: int
     minibatch_size: int
-    microbatch_size: int
+    microbatch_tokens: int
     stop_kl: float | None
+
+    def ends_at(self, stats: Figures) -> bool:
+        """Whether the step with these figures is one too many."""
+        return self.stop_kl is not None and stats.get("update_k3", 0.0) > self.stop_kl
 
 
 @dataclass(frozen=True)
@@ -180,14 +186,14 @@ class Rehearsal:
     demonstrations: Sequences
     coef: float
 
-    def accumulate(self, batch: Sequences, microbatch_size: int) -> float:
+    def accumulate(self, batch: Sequences, microbatch_tokens: int) -> float:
         """Adds the weighted gradients of the batch's SFT loss; the loss itself, in nats per token."""
 
         def weighted(output: PolicyOutput, rows: Sequences) -> Terms:
             terms = sft(output.logprobs_BR, rows.response_mask_BR)
             return Terms(self.coef * terms.loss_sum, terms.sums)
 
-        return accumulate(self.policy, batch, weighted, microbatch_size)["loss"]
+        return accumulate(self.policy, batch, weighted, microbatch_tokens)["loss"]
 
 
 def update(
@@ -216,14 +222,13 @@ def update(
     )
     stopped: tuple[Figures, ...] = ()
     for minibatch in islice(_minibatches(experience, plan, seed), len(taken), None):
-        stats = accumulate(policy, minibatch, objective, plan.microbatch_size)
-        if plan.stop_kl is not None and stats.get("update_k3", 0.0) > plan.stop_kl:
+        beside = (rehearsal, next(rehearsed)) if rehearsal else None
+        gradients = partial(_gradients, policy, minibatch, objective, plan, beside)
+        stats = MICROBATCH.fit(plan.microbatch_tokens, gradients, undo=optimizer.zero_grad)
+        if plan.ends_at(stats):
             optimizer.zero_grad()
             stopped = (finite(stats),)
             break
-        if rehearsal is not None:
-            stats["ptx_loss"] = rehearsal.accumulate(next(rehearsed), plan.microbatch_size)
-            stats["loss"] += rehearsal.coef * stats["ptx_loss"]
         stats |= optimizer.step(stats["loss"])
         taken += (finite(stats),)
         reached(taken)
@@ -231,6 +236,23 @@ def update(
         "update_steps": float(len(taken)),
         "update_steps_skipped": float(planned - len(taken)),
     }
+
+
+def _gradients(
+    policy: Callable[[Experience], Any],
+    minibatch: Experience,
+    objective: Objective,
+    plan: UpdatePlan,
+    beside: tuple[Rehearsal, Sequences] | None,
+    microbatch_tokens: int,
+) -> Figures:
+    """Those of one optimizer step; the step's figures."""
+    stats = accumulate(policy, minibatch, objective, microbatch_tokens)
+    if beside is not None and not plan.ends_at(stats):
+        rehearsal, demonstrations = beside
+        stats["ptx_loss"] = rehearsal.accumulate(demonstrations, microbatch_tokens)
+        stats["loss"] += rehearsal.coef * stats["ptx_loss"]
+    return stats
 
 
 def _minibatches(experience: Experience, plan: UpdatePlan, seed: int) -> Iterator[Experience]:

@@ -30,6 +30,7 @@ from pipeline.tensors import masked_scale, masked_whiten
 from pipeline.update import Optimizer, ParameterGroup, UpdatePlan, constant_after_warmup, update
 
 MAX_GRAD_NORM = 0.5
+UNDIVIDED = 10**9  # a minibatch of episodes goes through the small networks at once
 VF_COEF = 0.5  # of little weight here: actor and critic share nothing, and Adam undoes a factor
 CLIP_VALUE = 10.0  # a fifth of the largest value, 1 / (1 - gamma) = 50, as 0.2 is a fifth of a score of 1
 
@@ -116,7 +117,7 @@ def _policy_gradient(cfg: WarmupParams, scale: Callable[[Tensor, Tensor], Tensor
         policy = online.policy_gradient(output.logprobs_BR, batch.advantages_BR, batch.mask_BR)
         return online.actor_alone(policy)
 
-    once = UpdatePlan(epochs=1, minibatch_size=cfg.episodes, microbatch_size=cfg.episodes, stop_kl=None)
+    once = UpdatePlan(epochs=1, minibatch_size=cfg.episodes, microbatch_tokens=UNDIVIDED, stop_kl=None)
     return Method(advantages, objective, once, with_critic=False)
 
 
@@ -136,7 +137,7 @@ def ppo(cfg: WarmupParams) -> Method:
         value = online.clipped_value(output.values_BR, batch.values_BR, batch.returns_BR, batch.mask_BR, CLIP_VALUE)
         return online.ppo(policy, value, VF_COEF)
 
-    plan = UpdatePlan(cfg.epochs, cfg.minibatch_size, microbatch_size=cfg.minibatch_size, stop_kl=None)
+    plan = UpdatePlan(cfg.epochs, cfg.minibatch_size, microbatch_tokens=UNDIVIDED, stop_kl=None)
     return Method(advantages, objective, plan, with_critic=True)
 
 

@@ -33,8 +33,8 @@ def dpo(stage: Stage) -> None:
     frozen = backbone.adapter_hash("sft")
     reference = Policy(backbone, "sft", temperature=1.0, logprob_chunk=runtime.logprob_chunk)
     model = PairPolicy(Policy(backbone, "dpo", temperature=1.0, logprob_chunk=runtime.logprob_chunk))
-    pairs = with_reference(pairs, reference, cfg.batch_size, stage.seed, runtime.microbatch_size)
-    watched = with_reference(watched, reference, len(watched), stage.seed, runtime.microbatch_size)
+    pairs = with_reference(pairs, reference, cfg.batch_size, stage.seed, runtime.microbatch_tokens)
+    watched = with_reference(watched, reference, len(watched), stage.seed, runtime.microbatch_tokens)
 
     def objective(logprobs: tuple[Tensor, Tensor], batch: ReferencedPairs) -> Terms:
         return dpo_objective(*logprobs, batch.ref_chosen_B, batch.ref_rejected_B, cfg.beta, cfg.label_smoothing)
@@ -57,14 +57,14 @@ def dpo(stage: Stage) -> None:
             epochs_of(pairs, cfg.batch_size, cfg.epochs, stage.seed),
             optimizer,
             objective,
-            runtime.microbatch_size,
+            runtime.microbatch_tokens,
             dropout=False,
             log=log,
             recovery=recovery_of(stage),
         )
     assert frozen == backbone.adapter_hash("sft"), "the reference has moved"
     backbone.save_adapter("dpo", Path("artifacts/dpo"))
-    development = objective(model.logprobs_all(watched, runtime.microbatch_size), watched).sums
+    development = objective(model.logprobs_all(watched, runtime.microbatch_tokens), watched).sums
     stage.finish(
         {
             **{f"development_{name}": float(value) / len(watched) for name, value in development.items()},

@@ -18,7 +18,7 @@ def evaluate(stage: Stage) -> None:
     curve = over_optimisation(
         read_watched(stage.input(str(ANSWERS))),
         held_out.scorers["judge"],
-        stage.runtime.microbatch_size,
+        stage.runtime.microbatch_tokens,
         held_out.cfg.bootstrap,
         stage.seed,
     )

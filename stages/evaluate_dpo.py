@@ -20,7 +20,9 @@ def evaluate_dpo(stage: Stage) -> None:
     metrics = compare_answers(stage, held_out, Path("artifacts/evaluation_dpo")) | scorers_accuracy(stage, held_out)
     # at temperature 1, as in training, whatever the answers were sampled at
     policy, reference = (replace(held_out.roles[role], temperature=1.0) for role in ("dpo", "sft"))
-    gaps_of = partial(implicit_gaps, policy, reference, beta=dpo.beta, microbatch_size=stage.runtime.microbatch_size)
+    gaps_of = partial(
+        implicit_gaps, policy, reference, beta=dpo.beta, microbatch_tokens=stage.runtime.microbatch_tokens
+    )
     metrics["dpo_model"] = pair_accuracy(stage, held_out, gaps_of, "prepared/reward.jsonl", dpo.cut_pairs)
     stage.finish(metrics)
 

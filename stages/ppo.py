@@ -41,8 +41,8 @@ def ppo(stage: Stage) -> None:
     stage.tell_trained(optimizer.sizes)
 
     def sample() -> tuple[Answers, Tensor]:
-        found = answer(policy, rewards, {}, watched, loop.sampling, tokenizer, runtime.microbatch_size)
-        return found, kl_per_answer(policy, reference, found.rollout, runtime.microbatch_size)
+        found = answer(policy, rewards, {}, watched, loop.sampling, tokenizer, runtime.microbatch_tokens)
+        return found, kl_per_answer(policy, reference, found.rollout, runtime.microbatch_tokens)
 
     development = Development(sample, optimizer.parameters, tokenizer.end_id, cfg, stage.tracker.log_metrics)
     recovery = recovery_of(stage).hold(development=development, rewards=rewards)

@@ -58,18 +58,18 @@ def reward(stage: Stage) -> None:
             epochs_of(pairs, cfg.batch_size, cfg.epochs, stage.seed),
             optimizer,
             lambda scores, _: bradley_terry(*scores, cfg.margin, cfg.label_smoothing),
-            stage.runtime.microbatch_size,
+            stage.runtime.microbatch_tokens,
             dropout=True,
             log=log,
             recovery=recovery_of(stage),
         )
     # The loss knows only differences; the shift makes 0 the mean score of the answers that SFT was trained on.
     with torch.no_grad():
-        head.linear.bias -= model.score_all(anchors, stage.runtime.microbatch_size).mean()
+        head.linear.bias -= model.score_all(anchors, stage.runtime.microbatch_tokens).mean()
     folder = Path(f"artifacts/{stage.name}")
     backbone.save_adapter(stage.name, folder)
     save_head(head, folder)
-    gaps_B = gaps(model, watched, stage.runtime.microbatch_size)
+    gaps_B = gaps(model, watched, stage.runtime.microbatch_tokens)
     stage.finish(
         {
             "development_accuracy": float(wins(gaps_B, torch.zeros_like(gaps_B)).mean()),

@@ -24,7 +24,7 @@ def sft(stage: Stage) -> None:
     backbone = open_base(stage)
     backbone.add_adapter("sft", stage.params(LoraParams, "lora"))
     model = Policy(backbone, "sft", temperature=1.0, logprob_chunk=stage.runtime.logprob_chunk)
-    before = loss_on(model, watched, stage.runtime.microbatch_size)
+    before = loss_on(model, watched, stage.runtime.microbatch_tokens)
 
     steps = steps_in(rows, cfg.batch_size, cfg.epochs)
     optimizer = Optimizer(
@@ -44,19 +44,19 @@ def sft(stage: Stage) -> None:
             epochs_of(rows, cfg.batch_size, cfg.epochs, stage.seed),
             optimizer,
             lambda output, batch: sft_objective(output.logprobs_BR, batch.response_mask_BR),
-            stage.runtime.microbatch_size,
+            stage.runtime.microbatch_tokens,
             dropout=True,
             log=log,
             recovery=recovery_of(stage),
         )
-    after = loss_on(model, watched, stage.runtime.microbatch_size)
+    after = loss_on(model, watched, stage.runtime.microbatch_tokens)
     backbone.save_adapter("sft", Path("artifacts/sft"))
     stage.finish({"development_loss": after, "development_loss_before": before, "steps": steps, "data": counts})
 
 
-def loss_on(model: Policy, rows: Sequences, microbatch_size: int) -> float:
+def loss_on(model: Policy, rows: Sequences, microbatch_tokens: int) -> float:
     """Negative log-likelihood per response token."""
-    return -float(model.logprobs_all(rows, microbatch_size).sum()) / rows.num_terms
+    return -float(model.logprobs_all(rows, microbatch_tokens).sum()) / rows.num_terms
 
 
 if __name__ == "__main__":

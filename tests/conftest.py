@@ -1,5 +1,6 @@
 """Sets the environment that the pipeline wants before anything imports torch; tiny models and backbones for all tests."""
 
+import signal
 from collections.abc import Callable
 from pathlib import Path
 
@@ -15,6 +16,8 @@ from pipeline.tiny import write_tiny_model
 
 ROOT = Path(__file__).parent.parent
 SHARED = ROOT.parent / "shared"
+# a shell lets what it starts in the background ignore Ctrl-C, and stages keep to that; the tests send it
+signal.signal(signal.SIGINT, signal.default_int_handler)
 LORA = LoraParams(r=4, alpha=8.0, dropout=0.0, targets="all-linear")
 
 
@@ -26,10 +29,14 @@ def runtime(**changes) -> RuntimeParams:
         "deterministic": True,
         "attention": "auto",
         "base_cache": "auto",
-        "microbatch_size": 4,
+        "microbatch_tokens": 256,
         "rollout_chunk": 64,
+        "decoder": "auto",
+        "cuda_graphs": False,
         "logprob_chunk": 64,
         "gradient_checkpointing": False,
+        "compile": "off",
+        "packing": False,
         "checkpoint_steps": 100,
         "checkpoint_minutes": 5.0,
         "log_every": 1,

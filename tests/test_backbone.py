@@ -49,10 +49,60 @@ def test_linear_is_f_linear_on_the_dequantised_weight(make_backbone: Callable[..
     torch.testing.assert_close(x.grad, weight_OI.sum(0).expand(3, -1))
 
 
-def test_base_cache_changes_no_bit(make_backbone: Callable[..., Backbone]) -> None:
-    cached = make_backbone(quantization="nf4", dtype="bfloat16", base_cache="on")
-    fresh = make_backbone(quantization="nf4", dtype="bfloat16", base_cache="off")
-    assert torch.equal(states(cached, "sft"), states(fresh, "sft"))
+@pytest.mark.parametrize("checkpointing", [False, True])
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize("family", ["llama", "qwen2", "gpt2"])
+def test_base_cache_changes_no_bit_of_states_loss_and_gradients(
+    make_backbone: Callable[..., Backbone], family: str, dtype: str, checkpointing: bool
+) -> None:
+    found = []
+    for base_cache in ("on", "off"):
+        backbone = make_backbone(
+            family, quantization="nf4", dtype=dtype, base_cache=base_cache, gradient_checkpointing=checkpointing
+        )
+        layers = [module for module in backbone.causal.modules() if isinstance(module, FrozenLinear4bit)]
+        assert all((layer.cached_weight_OI is not None) == (base_cache == "on") for layer in layers)
+        parameters = backbone.train("sft")
+        with backbone.training(dropout=False):
+            loss = -Policy(backbone, "sft", 1.0, 16)(ROWS).logprobs_BR.sum()
+            loss.backward()
+        found.append([states(backbone, "sft"), loss.detach(), *(parameter.grad for parameter in parameters)])
+    assert all(torch.equal(one, other) for one, other in zip(*found, strict=True))
+
+
+@pytest.mark.parametrize("adapted", [True, False])
+def test_without_a_cache_no_dequantised_weight_is_kept_for_the_backward_pass(
+    make_backbone: Callable[..., Backbone], adapted: bool
+) -> None:
+    """They exist one at a time: what autograd keeps is the same with and without a cache, and no weight is in it."""
+    backbone = make_backbone(quantization="nf4", base_cache="off")
+    parameters = backbone.train("sft")
+    backbone.activate("sft" if adapted else None)
+    layer = next(module for module in backbone.causal.modules() if isinstance(module, FrozenLinear4bit))
+    shape = (layer.out_features, layer.in_features)
+    kept: list[tuple[int, ...]] = []
+    with torch.autograd.graph.saved_tensors_hooks(
+        lambda tensor: (kept.append(tuple(tensor.shape)), tensor)[1], lambda t: t
+    ):
+        x = torch.randn(3, 2, layer.in_features, requires_grad=True)
+        owner = next(module for module in backbone.causal.modules() if getattr(module, "base_layer", None) is layer)
+        owner(x).sum().backward()
+    assert shape not in kept and shape[::-1] not in kept
+    assert len(kept) == (4 if adapted else 0) and len(parameters) == 28
+    torch.testing.assert_close(x.grad[0, 0], owner(torch.eye(layer.in_features)).sum(1), rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize(("free", "cached"), [(0.9, False), (1.1, True)])
+def test_auto_caches_where_it_takes_less_than_half_of_the_free_memory(
+    make_backbone: Callable[..., Backbone], monkeypatch: pytest.MonkeyPatch, free: float, cached: bool
+) -> None:
+    """14 linears of a tiny Llama: per block q and o of 64 x 64, k and v of 32 x 64, gate, up and down of 128 x 64; 4 bytes each."""
+    needed = 2 * (2 * 64 * 64 + 2 * 32 * 64 + 3 * 128 * 64) * 4
+    monkeypatch.setattr("pipeline.quantization.free_memory", lambda device: free * 2 * needed)
+    backbone = make_backbone(quantization="nf4", base_cache="auto")
+    layers = [module for module in backbone.causal.modules() if isinstance(module, FrozenLinear4bit)]
+    assert len(layers) == 14
+    assert all((layer.cached_weight_OI is not None) == cached for layer in layers)
 
 
 def test_all_linears_but_the_head_are_quantised(make_backbone: Callable[..., Backbone]) -> None:
@@ -173,7 +223,7 @@ SCORE_IN_A_FRESH_PROCESS = """
 import sys
 sys.path[:0] = [{tests!r}, {root!r}]
 from test_backbone import ROWS, reward_model_from
-print([score.hex() for score in reward_model_from({base!r}, {folder!r}).score_all(ROWS, 2).tolist()])
+print([score.hex() for score in reward_model_from({base!r}, {folder!r}).score_all(ROWS, 100).tolist()])
 """
 
 
@@ -193,7 +243,7 @@ def test_scores_are_equal_in_a_fresh_process(
     backbone = make_backbone(adapters=("reward",), quantization="nf4")
     head = ScalarHead(backbone.hidden_size, std=0.1)
     torch.nn.init.constant_(head.linear.bias, -0.25)
-    scores_B = RewardModel(backbone, "reward", head).score_all(ROWS, 2)
+    scores_B = RewardModel(backbone, "reward", head).score_all(ROWS, 100)
     backbone.save_adapter("reward", tmp_path)
     save_head(head, tmp_path)
     program = SCORE_IN_A_FRESH_PROCESS.format(
@@ -217,7 +267,7 @@ def test_score_is_read_at_the_last_real_token(make_backbone: Callable[..., Backb
     backbone = make_backbone(adapters=("reward",))
     model = RewardModel(backbone, "reward", ScalarHead(backbone.hidden_size, std=0.1))
     rows = sequences([([5, 2, 6], [8, 9, 2]), ([5, 2, 6], [8, 7, 2]), ([10, 2, 12, 13, 14, 15, 2, 17, 18], [19, 2])])
-    together_B = model.score_all(rows, 8)
+    together_B = model.score_all(rows, 1000)
     alone_B = torch.cat([model.score_all(row, 1) for row in rows.split(1)])
     torch.testing.assert_close(together_B, alone_B, rtol=0, atol=1e-4)
     assert abs(float(together_B[0] - together_B[1])) > 1e-3  # only the answer differs

@@ -2,7 +2,7 @@
 
 import torch
 
-from pipeline.batch import Rollout, map_rows, microbatches
+from pipeline.batch import Pairs, Rollout, map_rows, microbatches
 from pipeline.data.examples import sequences
 
 ROWS = sequences([([5, 6], [7, 2]), ([8], [9, 10, 11]), ([12, 13, 14], [2])])
@@ -43,7 +43,27 @@ def test_cut_answers_get_an_end_token_for_scoring() -> None:
 
 def test_microbatches_hold_rows_of_like_length_and_results_come_back_in_order() -> None:
     rows = sequences([([5], [6] * length) for length in (9, 1, 8, 2, 7)])
-    assert [part.lengths_B.tolist() for _, part in microbatches(rows, 2)] == [[2, 3], [8, 9], [10]]
-    lengths_B, mask_BR = map_rows(lambda part: (part.response_lengths_B, part.response_mask_BR.float()), rows, 2)
+    assert [part.lengths_B.tolist() for _, part in microbatches(rows, 18)] == [[2, 3], [8, 9], [10]]
+    lengths_B, mask_BR = map_rows(lambda part: (part.response_lengths_B, part.response_mask_BR.float()), rows, 18)
     assert lengths_B.tolist() == [9, 1, 8, 2, 7]
     assert mask_BR.sum(1).tolist() == [9, 1, 8, 2, 7]
+
+
+def test_a_micro_batch_is_as_large_as_its_padded_tokens_allow() -> None:
+    """Rows times the longest of them; a row longer than that is alone; nothing depends on the order of rows before."""
+    rows = sequences([([5], [6] * length) for length in (9, 1, 2, 1, 29, 3)])
+    for order in ([0, 1, 2, 3, 4, 5], [5, 4, 3, 2, 1, 0]):
+        batch = rows.select(torch.tensor(order))
+        parts = {
+            tokens: [part.lengths_B.tolist() for _, part in microbatches(batch, tokens)] for tokens in (1, 12, 10**6)
+        }
+        assert parts[1] == [[2], [2], [3], [4], [10], [30]]
+        assert parts[12] == [[2, 2, 3], [4], [10], [30]]
+        assert parts[10**6] == [[2, 2, 3, 4, 10, 30]]
+
+
+def test_both_answers_of_a_pair_count() -> None:
+    """Both are in memory until the backward pass; the longer one says how long."""
+    pairs = Pairs(sequences([([5], [6]), ([5], [6, 7, 8])]), sequences([([5], [6, 7]), ([5], [6])]))
+    assert [part.lengths_B.tolist() for _, part in microbatches(pairs, 16)] == [[3, 4]]
+    assert [part.lengths_B.tolist() for _, part in microbatches(pairs, 15)] == [[3], [4]]

@@ -82,7 +82,7 @@ def test_answers_come_back_from_the_file_with_an_end_token_after_cut_ones(tmp_pa
 class ShortAnswers:
     """A judge that likes short answers."""
 
-    def score_all(self, batch: Sequences, microbatch_size: int) -> Tensor:
+    def score_all(self, batch: Sequences, microbatch_tokens: int) -> Tensor:
         return -batch.response_lengths_B.float()
 
 

@@ -42,7 +42,7 @@ def _one_thread(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.fixture(scope="module")
 def world(tiny_folders: Callable[..., Path], tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("world")
-    write_world(folder, tiny_folders(), tokens__max_response=12, runtime__microbatch_size=2)
+    write_world(folder, tiny_folders(), tokens__max_response=12, runtime__microbatch_tokens=160)
     return folder
 
 
@@ -79,9 +79,9 @@ def sampled_colder_than_the_logprobs(patch: Patch, case: Case) -> None:
 
 
 def sampler_at_another_temperature(patch: Patch, case: Case) -> None:
-    real = pipeline.rollout._generate_chunk
+    real = pipeline.rollout.generate_chunk
     patch.setattr(
-        pipeline.rollout, "_generate_chunk", lambda policy, *rest: real(replace(policy, temperature=0.5), *rest)
+        pipeline.rollout, "generate_chunk", lambda policy, *rest: real(replace(policy, temperature=0.5), *rest)
     )
 
 
@@ -95,11 +95,11 @@ def logprobs_at_another_temperature(patch: Patch, case: Case) -> None:
 
 
 def goes_on_after_a_stop_token(patch: Patch, case: Case) -> None:
-    real = pipeline.rollout._generate_chunk
+    real = pipeline.rollout.generate_chunk
     patch.setattr(
         pipeline.rollout,
-        "_generate_chunk",
-        lambda policy, asked, sampling, step: real(policy, asked, replace(sampling, stop_ids=()), step),
+        "generate_chunk",
+        lambda policy, asked, sampling, *rest: real(policy, asked, replace(sampling, stop_ids=()), *rest),
     )
 
 
@@ -251,8 +251,8 @@ def no_gradient_below_the_second_layer(patch: Patch, case: Case) -> None:
 def gradients_of_micro_batches_not_added_up(patch: Patch, case: Case) -> None:
     real = pipeline.update.microbatches
 
-    def microbatches(batch, size):
-        for rows, micro in real(batch, size):
+    def microbatches(batch, tokens):
+        for rows, micro in real(batch, tokens):
             for parameter in case.loop.policy.backbone.adapter_parameters("policy"):
                 parameter.grad = None
             yield rows, micro

@@ -41,7 +41,7 @@ class World:
         self.model = PairPolicy(self.policy)
         self.parameters = self.backbone.train("dpo")
         self.batch_size = batch_size
-        self.pairs = with_reference(PAIRS, self.reference, batch_size, seed=3, microbatch_size=2)
+        self.pairs = with_reference(PAIRS, self.reference, batch_size, seed=3, microbatch_tokens=60)
 
     def train(self, epochs: int, lr: float) -> list[dict[str, float]]:
         history: list[dict[str, float]] = []
@@ -50,7 +50,7 @@ class World:
             epochs_of(self.pairs, self.batch_size, epochs, seed=3),
             Optimizer([ParameterGroup("adapter", self.parameters, lr)], 1.0, constant_after_warmup(0)),
             objective,
-            2,
+            60,
             dropout=False,
             log=lambda _, stats: history.append(stats),
         )
@@ -118,7 +118,7 @@ def test_the_loss_is_that_of_a_loop(make_backbone: Callable[..., Backbone], tmp_
         for parameter in world.parameters:
             parameter.add_(torch.randn_like(parameter) * 0.05)
     with world.backbone.training(dropout=False):
-        stats = accumulate(world.model, world.pairs, objective, 3)
+        stats = accumulate(world.model, world.pairs, objective, 100)
     losses, right = 0.0, 0.0
     for row in range(len(PAIRS)):
         ratios = [
@@ -178,10 +178,10 @@ def test_reference_logprobs_come_back_in_the_order_of_the_pairs(
         assert found_B.tolist() == pytest.approx(expected, abs=1e-4)
 
 
-def test_microbatch_size_changes_no_gradient(make_backbone: Callable[..., Backbone], tmp_path: Path) -> None:
+def test_microbatch_tokens_changes_no_gradient(make_backbone: Callable[..., Backbone], tmp_path: Path) -> None:
     world = World(make_backbone, tmp_path)
     gradients = []
-    for size in (8, 3, 1):
+    for size in (1000, 60, 1):
         for parameter in world.parameters:
             parameter.grad = None
         with world.backbone.training(dropout=False):
@@ -202,13 +202,13 @@ def test_without_dropout_an_adapter_made_with_it_equals_its_reference(
     backbone.save_adapter("sft", tmp_path)
     backbone.load_adapter("dpo", tmp_path)
     reference, policy = (Policy(backbone, name, 1.0, 16) for name in ("sft", "dpo"))
-    pairs = with_reference(PAIRS, reference, len(PAIRS), seed=3, microbatch_size=4)
+    pairs = with_reference(PAIRS, reference, len(PAIRS), seed=3, microbatch_tokens=100)
     backbone.train("dpo")
     rewards = {}
     for dropout in (False, True):
         with backbone.training(dropout=dropout):
             in_order = next(epochs_of(pairs, len(PAIRS), 1, seed=3))
-            rewards[dropout] = accumulate(PairPolicy(policy), in_order, objective, 4)["reward_chosen"]
+            rewards[dropout] = accumulate(PairPolicy(policy), in_order, objective, 100)["reward_chosen"]
     assert rewards[False] == 0
     assert rewards[True] != 0
 

@@ -2,6 +2,7 @@
 
 import contextlib
 import json
+import math
 import os
 import re
 import shutil
@@ -36,7 +37,7 @@ from pipeline.params.section import load_section
 from pipeline.diagnosis.opening import untracked
 stage = untracked("evaluate", 0, load_section("runtime", RuntimeParams))
 rows, _ = demonstrations(read_demonstrations(Path("prepared/sft.jsonl")), stage.tokenizer)
-print(float(open_reward_model(stage, open_base(stage), "{name}").score_all(rows, 4).mean()))
+print(float(open_reward_model(stage, open_base(stage), "{name}").score_all(rows, 512).mean()))
 """
 STAGE_OUTPUTS = {
     "sft": ("artifacts/sft", "metrics/sft.json", "plots/sft.tsv"),
@@ -113,10 +114,10 @@ def finished(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, str]:
 
 
 def newest_run(folder: Path) -> Run:
-    """The run that was started last."""
+    """The stage's run that was started last; a parent may have been made in the same millisecond."""
     client = MlflowClient(f"sqlite:///{folder}/mlflow.db")
     experiment = client.get_experiment_by_name("solo-rlhf").experiment_id
-    return client.search_runs([experiment], order_by=["attributes.start_time DESC"])[0]
+    return client.search_runs([experiment], "tags.`tracking.run` != ''", order_by=["attributes.start_time DESC"])[0]
 
 
 def output_hashes(folder: Path) -> dict[str, str]:
@@ -217,7 +218,7 @@ def test_a_second_repro_does_nothing(finished: tuple[Path, str]) -> None:
 
 def test_runtime_parameters_rerun_nothing(finished: tuple[Path, str]) -> None:
     folder, _ = finished
-    with edited(folder, {"runtime.log_every": 7, "runtime.microbatch_size": 8}):
+    with edited(folder, {"runtime.log_every": 7, "runtime.microbatch_tokens": 256}):
         assert "up to date" in run(folder, "dvc", "repro", "--dry").stdout
 
 
@@ -287,6 +288,84 @@ def test_a_killed_stage_goes_on_to_the_same_bytes_in_the_same_run(finished: tupl
     assert (newest.info.run_name, newest.info.status) == (stage, "FINISHED")
     steps = sorted(metric.step for metric in client.get_metric_history(newest.info.run_id, "loss"))
     assert steps == list(range(len((folder / f"plots/{stage}.tsv").read_text().splitlines()) - 1))
+
+
+NAN_REWARD = "def broken(prompts, responses):\n    return [float('nan')] * len(prompts)\n"
+BAD_PAIR = '{"prompt": "What is tea?", "chosen": NaN, "rejected": "No."}\n'
+
+
+@contextlib.contextmanager
+def rewritten(file: Path, text: str) -> Iterator[None]:
+    """Another text in a file for a while; without one before, no file after."""
+    before = file.read_bytes() if file.exists() else None
+    file.write_text(text, encoding="utf-8")
+    try:
+        yield
+    finally:
+        file.unlink() if before is None else file.write_bytes(before)
+
+
+def test_killed_between_a_stages_end_and_dvcs_note_of_it_nothing_is_trained_again(finished: tuple[Path, str]) -> None:
+    """DVC has no note of sft, as on a first run; the stage ends; DVC is gone. The next run has nothing left to train."""
+    folder, _ = finished
+    outputs = [folder / out for out in STAGE_OUTPUTS["sft"]]
+    before = [hash_path(path) for path in outputs]
+    noted = YAML(typ="safe").load(folder / "dvc.lock")
+    del noted["stages"]["sft"]
+    with rewritten(folder / "dvc.lock", json.dumps(noted)):
+        for goes_on in (False, True):
+            done = run(folder, sys.executable, "-m", "stages.sft", DVC_STAGE="sft", DVC_ROOT=str(folder))
+            assert done.returncode == 0, done.stdout + done.stderr
+            assert ("sft: goes on after step " in done.stdout) == goes_on
+            assert [hash_path(path) for path in outputs] == before
+            assert list((folder / ".work/sft").glob("*/step-*"))
+    done = run(folder, sys.executable, "-m", "stages.prepare")  # any stage; DVC has its note again
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert not list((folder / ".work/sft").glob("*/step-*"))
+
+
+@pytest.mark.parametrize("where", ["data", "gradient", "score"])
+def test_nan_wherever_it_is_planted_fails_cleanly_and_leaves_the_artifacts(
+    finished: tuple[Path, str], where: str
+) -> None:
+    """One sentence, no traceback, FAILED in MLflow with finite figures alone, and every artifact as it was."""
+    folder, _ = finished
+    # prepared/rejects.jsonl is written anew: it lists the rows at fault
+    artifacts = [
+        folder / name for name in ("prepared/sft.jsonl", "prepared/ppo.jsonl", "artifacts", "metrics", "plots")
+    ]
+    before = [hash_path(path) for path in artifacts]
+    with contextlib.ExitStack() as planted:
+        if where == "data":
+            stage, said = (
+                "prepare",
+                "chosen is null, not text or messages prepare: data.pairs 'nan.jsonl' has no row that can be used",
+            )
+            planted.enter_context(rewritten(folder / "nan.jsonl", BAD_PAIR))
+            planted.enter_context(edited(folder, {"data.pairs": "nan.jsonl"}))
+        elif where == "gradient":
+            stage, said = "sft", "not finite 3 steps in a row"
+            source = (folder / "stages/sft.py").read_text()
+            hook = '    backbone.adapter_parameters("sft")[0].register_hook(lambda gradient: gradient * float("nan"))\n'
+            head = "    stage.tell_trained"
+            assert source.count(head) == 1
+            planted.enter_context(rewritten(folder / "stages/sft.py", source.replace(head, hook + head)))
+        else:
+            stage, said = "ppo", "rewards.broken:broken returned nan (float) for row 0"
+            planted.enter_context(rewritten(folder / "rewards/broken.py", NAN_REWARD))
+            planted.enter_context(
+                edited(
+                    folder, {"ppo.reward": [{"term": "function", "weight": 1.0, "function": "rewards.broken:broken"}]}
+                )
+            )
+        done = run(folder, sys.executable, "-m", f"stages.{stage}")
+    assert done.returncode == 1
+    assert said in " ".join(done.stdout.split())
+    assert "Traceback" not in done.stdout + done.stderr
+    assert [hash_path(path) for path in artifacts] == before
+    newest = newest_run(folder)
+    assert (newest.info.run_name, newest.info.status) == (stage, "FAILED")
+    assert all(math.isfinite(value) for value in newest.data.metrics.values())
 
 
 @pytest.mark.parametrize(

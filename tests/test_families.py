@@ -42,7 +42,7 @@ def test_sampled_logprobs_are_those_of_a_plain_forward(
     family, overrides = SHAPES_OF_ONE_FAMILY[case]
     policy = Policy(make_backbone(family, quantization=quantization, overrides=overrides), "sft", 1.0, 16)
     rollout = generate(policy, PROMPTS, SAMPLING, step=0)
-    torch.testing.assert_close(rollout.behaviour_logprobs_BR, policy.logprobs_all(rollout, 4), rtol=0, atol=1e-4)
+    torch.testing.assert_close(rollout.behaviour_logprobs_BR, policy.logprobs_all(rollout, 100), rtol=0, atol=1e-4)
 
 
 @pytest.mark.parametrize("family", FAMILIES)

@@ -65,12 +65,12 @@ def test_other_shapes_in_the_update_and_adapters_switched_between_move_no_ratio(
     """Report CarperAI/trlx#508: rollout and update of different batches."""
     world = World(make_backbone, ppo_params(epochs=1), lr=0.0, **setting.keys)
     experience = world.experience(8)
-    for microbatch_size in (1, 3, 4, 8):
-        world.reward_model.score_all(experience, 2)
+    for microbatch_rows in (1, 3, 4, 8):
+        world.reward_model.score_all(experience, 60)
         world.backbone.activate(None)
-        stats = world.update(experience, microbatch_size)
+        stats = world.update(experience, microbatch_rows)
         assert stats["log_ratio_max"] < TOLERANCE[setting.dtype]
-        assert stats["log_ratio_max"] == 0 or microbatch_size < 4  # minibatches of 4: the shapes of the evaluation
+        assert stats["log_ratio_max"] == 0 or microbatch_rows < 4  # minibatches of 4: the shapes of the evaluation
 
 
 @pytest.mark.parametrize("family", FAMILIES)
@@ -115,11 +115,11 @@ def test_dropout_of_base_and_adapter_is_off_in_every_pass(
     )
     experience = world.experience(4)
     assert torch.equal(experience.old_logprobs_BR, experience.ref_logprobs_BR)
-    scores_B = world.reward_model.score_all(experience, 4)
+    scores_B = world.reward_model.score_all(experience, 130)
     stats = world.update(experience, 4)
     assert stats["first_log_ratio_max"] == stats["log_ratio_max"] == 0
     with world.backbone.training(dropout=False):
-        assert torch.equal(world.reward_model.score_all(experience, 4), scores_B)
+        assert torch.equal(world.reward_model.score_all(experience, 130), scores_B)
         assert torch.equal(world.experience(4).old_logprobs_BR, experience.old_logprobs_BR)
 
 
@@ -138,8 +138,8 @@ def test_learning_moves_the_kl_away_from_0_and_never_the_reference(make_backbone
     """Report huggingface/trl#5534, a sibling of #1340: a reference that IS the policy would keep it at 0."""
     world = World(make_backbone)
     found: list[float] = []
-    before = world.reference.logprobs_all(rollout := world.rollout(), 4)
+    before = world.reference.logprobs_all(rollout := world.rollout(), 100)
     world.train(3, lambda _, stats, __: found.append(stats["kl_per_token_k3"]))
     assert found[0] == 0 and found[2] > 1e-4
-    assert torch.equal(world.reference.logprobs_all(rollout, 4), before)
+    assert torch.equal(world.reference.logprobs_all(rollout, 100), before)
     assert isinstance(world.reference, Policy) and world.reference.adapter != world.policy.adapter

@@ -40,8 +40,8 @@ def test_microbatches_of_1_3_and_8_give_the_same_sum(make_backbone: Callable[...
     whole = world.gradients(experience, 8)
     assert len(whole) == 2 * LINEARS[setting.family] + 2
     assert all(float(gradient.abs().max()) > 0 for gradient in whole)
-    for microbatch_size in (1, 3):
-        parts = world.gradients(experience, microbatch_size)
+    for microbatch_rows in (1, 3):
+        parts = world.gradients(experience, microbatch_rows)
         assert relative_distance(flat(parts), flat(whole)) < TOLERANCE[setting.dtype]
 
 
@@ -83,7 +83,7 @@ def test_a_rollout_leaves_packed_weights_and_gradients_as_they_were(
     layers = [module for module in world.backbone.causal.modules() if isinstance(module, FrozenLinear4bit)]
     packed = [layer.weight.data.clone() for layer in layers]
     world.experience(8)
-    world.reward_model.score_all(experience, 8)
+    world.reward_model.score_all(experience, 1000)
     after = world.gradients(experience, 8)
     assert len(layers) == LINEARS[family]
     assert all(torch.equal(layer.weight.data, before) for layer, before in zip(layers, packed, strict=True))
@@ -126,5 +126,5 @@ def test_the_first_update_with_a_new_critic_leaves_the_policy_near(
     stats = world.update(world.experience(8), 8)
     assert stats["value_loss"] > 100 and stats["update_steps"] == 4
     rollout = world.rollout()
-    log_ratio_BR = world.policy.logprobs_all(rollout, 8) - world.reference.logprobs_all(rollout, 8)
+    log_ratio_BR = world.policy.logprobs_all(rollout, 1000) - world.reference.logprobs_all(rollout, 1000)
     assert 0 < float(k3(log_ratio_BR).mean()) < DEMO_PPO["stop_kl"]

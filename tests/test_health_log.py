@@ -11,12 +11,12 @@ from conftest import ROOT
 
 from pipeline.errors import DataError, TrainingError
 from pipeline.health.__main__ import main
-from pipeline.health.memory import out_of_memory
 from pipeline.health.report import HealthLog
+from pipeline.out_of_memory import out_of_memory
 from pipeline.tracking.spool import Spool
 from pipeline.tracking.tracker import Tracker
 
-PARAMS = {"sft.lr": "0.001", "runtime.microbatch_size": "8"}
+PARAMS = {"sft.lr": "0.001", "runtime.base_cache": "auto"}
 BROKEN = {"loss": float("nan"), "non_finite_steps": 1.0}
 NO_GAIN = {"development_loss_before": 3.5, "development_loss": 3.6}
 
@@ -104,7 +104,7 @@ def test_out_of_memory_says_what_to_lower(capsys: pytest.CaptureFixture[str]) ->
     said = " ".join(capsys.readouterr().out.split())
     assert said.startswith("ppo, step 1: out-of-memory seen ")
     assert "allocate" in said
-    assert "Halve runtime.microbatch_size (now 8) (while sampling: runtime.rollout_chunk)" in said
+    assert "Set runtime.base_cache (now auto) to off, runtime.gradient_checkpointing to true" in said
     assert tracker.tags["health"] == "out-of-memory"
 
 

@@ -34,7 +34,7 @@ Curve = list[dict[str, float | str]]
 def world_of(make_backbone: Callable[..., Backbone], score: Score, lr: float, **settings: dict) -> World:
     """Answers of at most 12 tokens to 16 prompts, in one minibatch."""
     sampling = replace(SAMPLING, max_new_tokens=12, stop_ids=(END,))
-    return World(make_backbone, FREE, lr, score, sampling, ASKED, microbatch_size=64, **settings)
+    return World(make_backbone, FREE, lr, score, sampling, ASKED, microbatch_rows=64, **settings)
 
 
 def fit(backbone: Backbone, rows: Sequences, schedule: Callable[[int], float], steps: int, lr: float) -> Curve:
@@ -45,7 +45,7 @@ def fit(backbone: Backbone, rows: Sequences, schedule: Callable[[int], float], s
         [rows] * steps,
         Optimizer([ParameterGroup("adapter", backbone.train("sft"), lr)], 1.0, schedule),
         lambda output, batch: sft(output.logprobs_BR, batch.response_mask_BR),
-        64,
+        10_000,
         dropout=False,
         log=lambda step, stats: curve.append({"step": step, **stats}),
     )

@@ -39,7 +39,7 @@ def test_ppo_raises_a_reward_it_can_reach(make_backbone: Callable[..., Backbone]
             score=lambda rollout, sign=sign: sign * (lengths_B(rollout) - 6) / 3,
             sampling=sampling,
             prompts=asked,
-            microbatch_size=32,
+            microbatch_rows=32,
         )
         world.train(15, lambda _, stats, __, sign=sign: figures[sign].append(stats))
     first = figures[1][0]["length_mean"]
@@ -71,7 +71,7 @@ def test_value_backprop_says_whether_the_value_loss_reaches_the_adapter(
     world.policy.detach_values = backprop == "detached"
     experience = world.experience(8)
     with world.backbone.training(dropout=False):
-        accumulate(world.policy, experience, ppo(world.cfg).critic_objective, 8)
+        accumulate(world.policy, experience, ppo(world.cfg).critic_objective, 1000)
     assert any(parameter.grad is not None for parameter in world.optimizer.groups[0].parameters) == moves
 
 
@@ -183,7 +183,7 @@ OTHERS = sequences([([5 + n] * (2 + n % 4), [90 + n, 2]) for n in range(9)])
 
 @pytest.mark.parametrize("family", FAMILIES)
 @pytest.mark.parametrize("kind", ["sft", "reward"])
-def test_microbatch_size_changes_no_offline_gradient(
+def test_microbatch_tokens_changes_no_offline_gradient(
     make_backbone: Callable[..., Backbone], kind: str, family: str
 ) -> None:
     """In a pair the gradients of the two answers nearly cancel: its rounding is measured against both, not against what is left."""
@@ -200,15 +200,15 @@ def test_microbatch_size_changes_no_offline_gradient(
     if kind == "sft":
         model, batch = Policy(backbone, "sft", 1.0, 16), ROWS
         objective = lambda output, rows: sft_objective(output.logprobs_BR, rows.response_mask_BR)  # noqa: E731
-        summed = float(gradient(objective, 9).norm())
+        summed = float(gradient(objective, 1000).norm())
     else:
         model, batch = RewardModel(backbone, "sft", ScalarHead(backbone.hidden_size, std=0.1)), Pairs(ROWS, OTHERS)
         objective = lambda scores, _: bradley_terry(*scores)  # noqa: E731
-        of_chosen = gradient(lambda scores, _: bradley_terry(scores[0], scores[1].detach()), 9)
-        of_rejected = gradient(lambda scores, _: bradley_terry(scores[0].detach(), scores[1]), 9)
+        of_chosen = gradient(lambda scores, _: bradley_terry(scores[0], scores[1].detach()), 1000)
+        of_rejected = gradient(lambda scores, _: bradley_terry(scores[0].detach(), scores[1]), 1000)
         summed = float(of_chosen.norm() + of_rejected.norm())
-    whole = gradient(objective, 9)
-    for size in (1, 3, 8):
+    whole = gradient(objective, 1000)
+    for size in (1, 20, 40):
         assert float((gradient(objective, size) - whole).norm()) < 1e-6 * summed
 
 
@@ -222,7 +222,7 @@ def test_sft_learns_rows_by_heart_and_every_b_moves(make_backbone: Callable[...,
         [ROWS] * 40,
         optimizer,
         lambda output, rows: sft_objective(output.logprobs_BR, rows.response_mask_BR),
-        4,
+        40,
         dropout=True,
         log=lambda _, stats: losses.append(stats["loss"]),
     )
@@ -238,7 +238,7 @@ def test_sft_loss_is_the_mean_over_response_tokens_by_a_loop(make_backbone: Call
     backbone.train("sft")
     with backbone.training(dropout=False):
         stats = accumulate(
-            model, ROWS, lambda output, rows: sft_objective(output.logprobs_BR, rows.response_mask_BR), 4
+            model, ROWS, lambda output, rows: sft_objective(output.logprobs_BR, rows.response_mask_BR), 40
         )
     total, count = 0.0, 0
     for row in range(len(ROWS)):

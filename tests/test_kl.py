@@ -284,7 +284,7 @@ def test_the_sft_loss_is_added_at_its_weight_by_a_loop(make_backbone: Callable[.
     world = World(make_backbone, ppo_params(epochs=1, minibatch_size=8, temperature=0.5))
     experience = world.experience(8)
     parameters = world.optimizer.groups[0].parameters
-    plan = UpdatePlan(epochs=1, minibatch_size=9, microbatch_size=4, stop_kl=None)
+    plan = UpdatePlan(epochs=1, minibatch_size=9, microbatch_tokens=1000, stop_kl=None)
     taken: dict[float, torch.Tensor] = {}
     losses: dict[float, dict[str, float]] = {}
 

@@ -78,7 +78,7 @@ def test_scores_and_logprobs_in_a_batch_are_those_of_a_row_alone(
     reward_model = RewardModel(backbone, "sft", ScalarHead(backbone.hidden_size, std=0.1))
     policy = Policy(backbone, "sft", 1.0, 16)
     rows = sequences([([5 + n] * (2 + 3 * n), [*range(40 + n, 42 + 5 * n), 2]) for n in range(7)])
-    scores_B, logprobs_BR = reward_model.score_all(rows, 7), policy.logprobs_all(rows, 7)
+    scores_B, logprobs_BR = reward_model.score_all(rows, 10_000), policy.logprobs_all(rows, 10_000)
     for number, row in enumerate(rows.split(1)):
         length = int(row.response_lengths_B)
         wider = replace(row, tokens_BT=torch.nn.functional.pad(row.tokens_BT, (0, 5), value=9))

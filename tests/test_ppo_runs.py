@@ -80,7 +80,7 @@ def test_memory_after_step_3_is_that_after_step_10(
         make_backbone,
         ppo_params(epochs=1, minibatch_size=8),
         sampling=TO_THE_LIMIT,
-        microbatch_size=4,
+        microbatch_rows=4,
         family=family,
         gradient_checkpointing=checkpointing,
     )

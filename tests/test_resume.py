@@ -76,7 +76,8 @@ class Copying(Recovery):
 
 
 def recovery(folder: Path, kind: type[Recovery] = Recovery, every: int = 1, **keys: Any) -> Recovery:
-    return kind("test", folder, every, 1e9, {}, lambda: None, **keys).hold(random=RandomStates())
+    settings = {"made_under": {}, "flush": lambda: None} | keys
+    return kind("test", folder, every, 1e9, **settings).hold(random=RandomStates())
 
 
 def leaves(backbone: Backbone, adapter: str, optimizer: Optimizer, curves: Curves, *more: object) -> str:
@@ -107,7 +108,7 @@ def offline(make_backbone: Callable[..., Backbone], stage: str, tmp_path: Path) 
             groups.append(ParameterGroup("head", [head.linear.weight], 1e-2))
         else:
             model = PairPolicy(policy)
-            data = with_reference(PAIRS, Policy(backbone, "sft", 1.0, 16), 3, 4, 2)
+            data = with_reference(PAIRS, Policy(backbone, "sft", 1.0, 16), 3, 4, 14)
 
         def objective(output: Any, batch: Any) -> Terms:
             hook(optimizer)
@@ -121,7 +122,7 @@ def offline(make_backbone: Callable[..., Backbone], stage: str, tmp_path: Path) 
         curves = Curves()
         dropout = stage != "dpo"
         train_offline(
-            model, epochs_of(data, 3, 2, 4), optimizer, objective, 2, dropout, curves.log, recovery.hold(curves=curves)
+            model, epochs_of(data, 3, 2, 4), optimizer, objective, 14, dropout, curves.log, recovery.hold(curves=curves)
         )
         return leaves(backbone, "mine", optimizer, curves)
 
@@ -163,7 +164,7 @@ def online(make_backbone: Callable[..., Backbone], algorithm: str, score: Score 
             algorithm_of(cfg),
             cfg,
             SAMPLING,
-            3,
+            100,
             curves.log,
             development,
             Rehearsal(Policy(world.backbone, "policy", 1.0, 16), ROWS, cfg.ptx_coef),

@@ -25,7 +25,7 @@ def test_a_base_without_a_padding_token_scores_unequal_lengths(
     assert backbone.causal.config.pad_token_id is None
     head = ScalarHead(backbone.hidden_size, std=0.1)
     model = RewardModel(backbone, "reward", head)
-    together_B = model.score_all(ROWS, 2)
+    together_B = model.score_all(ROWS, 100)
     torch.testing.assert_close(
         together_B, torch.cat([model.score_all(row, 1) for row in ROWS.split(1)]), atol=1e-4, rtol=0
     )
@@ -34,7 +34,7 @@ def test_a_base_without_a_padding_token_scores_unequal_lengths(
     again = make_backbone(adapters=(), overrides=overrides)
     again.load_adapter("reward", tmp_path)
     loaded = load_head(tmp_path, again.hidden_size, again.device)
-    assert torch.equal(RewardModel(again, "reward", loaded).score_all(ROWS, 2), together_B)
+    assert torch.equal(RewardModel(again, "reward", loaded).score_all(ROWS, 100), together_B)
 
 
 def test_padding_never_moves_a_score_in_bfloat16_by_more_than_its_rounding(
@@ -44,7 +44,7 @@ def test_padding_never_moves_a_score_in_bfloat16_by_more_than_its_rounding(
     backbone = make_backbone(adapters=("reward",), dtype="bfloat16")
     model = RewardModel(backbone, "reward", ScalarHead(backbone.hidden_size, std=0.1))
     alone_B = torch.cat([model.score_all(row, 1) for row in ROWS.split(1)])
-    torch.testing.assert_close(model.score_all(ROWS, 2), alone_B, atol=3e-2, rtol=0)
+    torch.testing.assert_close(model.score_all(ROWS, 100), alone_B, atol=3e-2, rtol=0)
 
 
 def test_the_head_is_a_float32_linear_that_is_trained(make_backbone: Callable[..., Backbone]) -> None:

@@ -68,7 +68,7 @@ def test_repetition_penalty_by_hand(ids: list[int], n: int, penalty: float) -> N
 class ModelThatCounts:
     """A reward model whose score is the number of the answer's tokens."""
 
-    def score_all(self, batch: Any, microbatch_size: int) -> Tensor:
+    def score_all(self, batch: Any, microbatch_tokens: int) -> Tensor:
         return batch.response_lengths_B.float()
 
 
@@ -151,12 +151,11 @@ def test_by_default_the_score_is_the_reward_models_to_the_bit(
         for part in rollout.split(4):
             order = torch.argsort(part.lengths_B, stable=True)
             scores = torch.zeros(4)
-            for rows in order.split(3):
-                scores[rows] = model.score(part.select(rows).ended(tokenizer.end_id))
+            scores[order] = model.score(part.select(order).ended(tokenizer.end_id))
             expected.append(scores)
-    rewards = Rewards(section(MODEL).reward, {}, asked, tokenizer, model, 3)
+    rewards = Rewards(section(MODEL).reward, {}, asked, tokenizer, model, 1000)
     assert torch.equal(rewards.by_minibatch(4)(rollout), torch.cat(expected))
-    assert torch.equal(rewards(rollout), model.score_all(rollout.ended(tokenizer.end_id), 3))
+    assert torch.equal(rewards(rollout), model.score_all(rollout.ended(tokenizer.end_id), 1000))
 
 
 @pytest.mark.parametrize(

@@ -41,7 +41,7 @@ def test_every_lora_b_gets_a_gradient_at_the_first_step(
     backbone = make_backbone(family, perturb=False, quantization=quantization, gradient_checkpointing=checkpointing)
     backbone.train("sft")
     with backbone.training(dropout=True):
-        accumulate(Policy(backbone, "sft", 1.0, 16), ROWS, objective, 3)
+        accumulate(Policy(backbone, "sft", 1.0, 16), ROWS, objective, 20)
     grads = {name: weight.grad for name, weight in backbone.causal.named_parameters() if "lora_B" in name}
     layers = {name.split(".lora_B")[0] for name in grads}
     assert len(layers) == len(grads) == backbone.causal.config.num_hidden_layers * {"gpt2": 4}.get(family, 7)
@@ -75,7 +75,9 @@ def test_a_batch_without_supervised_tokens_is_never_stepped(make_backbone: Calla
     before = backbone.adapter_hash("sft")
     empty = replace(ROWS, response_lengths_B=torch.zeros(len(ROWS), dtype=torch.long))
     with pytest.raises(AssertionError, match="nothing to learn from"):
-        train_offline(Policy(backbone, "sft", 1.0, 16), [empty], adam(backbone.train("sft")), objective, 3, True, print)
+        train_offline(
+            Policy(backbone, "sft", 1.0, 16), [empty], adam(backbone.train("sft")), objective, 20, True, print
+        )
     assert backbone.adapter_hash("sft") == before
 
 
@@ -94,7 +96,9 @@ def test_a_poisoned_batch_is_left_out_and_three_in_a_row_stop_the_stage(
             terms = objective(output, rows)
             return replace(terms, loss_sum=terms.loss_sum * float("nan")) if next(kinds) == "bad" else terms
 
-        train_offline(model, [ROWS] * len(batches), optimizer, poisoned, 6, True, lambda _, stats: taken.append(stats))
+        train_offline(
+            model, [ROWS] * len(batches), optimizer, poisoned, 100, True, lambda _, stats: taken.append(stats)
+        )
 
     train(["good", "bad", "good"])
     assert [stats["non_finite_steps"] for stats in taken] == [0, 1, 0]
@@ -120,5 +124,5 @@ def test_a_reloaded_adapter_trains_as_many_weights_as_before(
     assert trainable == at_sft == saved > 0
     before = backbone.adapter_hash("policy")
     model = Policy(backbone, "policy", 1.0, 16)
-    train_offline(model, [ROWS], optimizer, objective, 6, True, lambda *_: None)
+    train_offline(model, [ROWS], optimizer, objective, 100, True, lambda *_: None)
     assert backbone.adapter_hash("policy") != before

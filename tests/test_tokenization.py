@@ -69,7 +69,7 @@ def test_all_stages_see_the_same_ids(name: str, tmp_path: Path, make_backbone: C
     questions = prompts(rows, chat)
     rollout = generate(policy, questions, sampling, step=3)
     rewards = Rewards([LengthPenaltyTerm(term="length_penalty", weight=1.0, target=4)], {}, questions, chat, None, 4)
-    evaluated = answer(policy, rewards, {}, questions, sampling, chat, microbatch_size=4).rollout
+    evaluated = answer(policy, rewards, {}, questions, sampling, chat, microbatch_tokens=100).rollout
     for found in (rollout, evaluated):
         assert found.prompt_lengths_B.tolist() == [len(style.prompt)]
         assert found.tokens_BT[0, : len(style.prompt)].tolist() == style.prompt

@@ -89,7 +89,7 @@ class World:
         score: Score = lengths_B,
         sampling: Sampling = SAMPLING,
         prompts: list[Prompt] = PROMPTS,
-        microbatch_size: int = 3,
+        microbatch_rows: int = 3,
         lora: LoraParams = LORA,
         **backbone_keys: Any,
     ):
@@ -97,7 +97,7 @@ class World:
         self.score = score
         self.sampling = sampling
         self.prompts = prompts
-        self.microbatch_size = microbatch_size
+        self.microbatch_rows = microbatch_rows
         self.backbone = make_backbone(adapters=("sft", "reward"), lora=lora, **backbone_keys)
         self.backbone.add_adapter("policy", lora)
         with torch.no_grad():
@@ -120,27 +120,37 @@ class World:
         """Answers to the prompts; the same as long as the policy is the same."""
         return generate(self.policy, self.prompts, self.sampling, step=0)
 
-    def evaluate(self, rollout: Rollout, microbatch_size: int) -> Experience:
+    def tokens(self, rows: int) -> int:
+        """Those of so many of the longest rows that there can be: shorter ones share a micro-batch with more."""
+        return rows * (max(len(prompt.ids) for prompt in self.prompts) + self.sampling.max_new_tokens)
+
+    def evaluate(self, rollout: Rollout, microbatch_rows: int) -> Experience:
         """Beat 2."""
         return evaluate(
-            rollout, self.policy, self.reference, self.score, algorithm_of(self.cfg), self.cfg, microbatch_size
+            rollout,
+            self.policy,
+            self.reference,
+            self.score,
+            algorithm_of(self.cfg),
+            self.cfg,
+            self.tokens(microbatch_rows),
         )
 
-    def experience(self, microbatch_size: int) -> Experience:
+    def experience(self, microbatch_rows: int) -> Experience:
         """Beats 1 and 2."""
-        return self.evaluate(self.rollout(), microbatch_size)
+        return self.evaluate(self.rollout(), microbatch_rows)
 
-    def update(self, experience: Experience, microbatch_size: int) -> dict[str, float]:
+    def update(self, experience: Experience, microbatch_rows: int) -> dict[str, float]:
         """Beat 3."""
-        plan = UpdatePlan(self.cfg.epochs, self.cfg.minibatch_size, microbatch_size, self.cfg.stop_kl)
+        plan = UpdatePlan(self.cfg.epochs, self.cfg.minibatch_size, self.tokens(microbatch_rows), self.cfg.stop_kl)
         with self.backbone.training(dropout=False):
             return update(self.policy, self.optimizer, experience, algorithm_of(self.cfg).objective, plan, seed=1)
 
-    def gradients(self, experience: Experience, microbatch_size: int) -> list[Tensor]:
+    def gradients(self, experience: Experience, microbatch_rows: int) -> list[Tensor]:
         """Of the whole experience as one minibatch: the adapter's parameters first, then the head's; no step is taken."""
         self.optimizer.zero_grad()
         with self.backbone.training(dropout=False):
-            accumulate(self.policy, experience, algorithm_of(self.cfg).objective, microbatch_size)
+            accumulate(self.policy, experience, algorithm_of(self.cfg).objective, self.tokens(microbatch_rows))
         return [parameter.grad.clone() for group in self.optimizer.groups for parameter in group.parameters]
 
     def train(self, iterations: int, log: Callable = lambda *_: None, watch: Callable = lambda _: None) -> None:
@@ -154,7 +164,7 @@ class World:
             algorithm_of(self.cfg),
             self.cfg,
             self.sampling,
-            self.microbatch_size,
+            self.tokens(self.microbatch_rows),
             log,
             watch,
         )

@@ -81,7 +81,7 @@ def climb(case: Case, pairs: list[Pair], budget: Budget, bar: ProgressBar) -> Cl
     bar.advance(0)
     model, sanity = case.loop.reward_model, None
     if model is not None:
-        sanity = check_reward_model(model, pairs[: budget.pairs], case.tokenizer, case.loop.microbatch_size)
+        sanity = check_reward_model(model, pairs[: budget.pairs], case.tokenizer, case.loop.microbatch_tokens)
     limit = STILL[case.loop.policy.backbone.head_VH.dtype]
     if any(beat.deviates for beat in beats):
         return Climb(cfg, beats, None, None, None, None, None, sanity, limit)

@@ -139,7 +139,7 @@ def trend(scores_SB: list[Tensor], answers_per_prompt: int) -> tuple[float, floa
 
 def _gain(case: Case, experience: Experience) -> float:
     mask_BR = experience.response_mask_BR
-    now_BR = case.loop.policy.logprobs_all(experience, case.loop.microbatch_size)
+    now_BR = case.loop.policy.logprobs_all(experience, case.loop.microbatch_tokens)
     return float((experience.advantages_BR * (now_BR - experience.old_logprobs_BR))[mask_BR].mean())
 
 

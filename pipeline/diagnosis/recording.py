@@ -260,7 +260,7 @@ def _shifted(case: Case, cfg: PPOParams, experience: Experience) -> Experience:
     rollout = replace(experience, behaviour_logprobs_BR=experience.behaviour_logprobs_BR + noise_BR)
     loop = case.loop
     score = loop.rewards.by_minibatch(cfg.minibatch_size)
-    return evaluate(rollout, loop.policy, loop.reference, score, loop.algorithm, cfg, loop.microbatch_size)
+    return evaluate(rollout, loop.policy, loop.reference, score, loop.algorithm, cfg, loop.microbatch_tokens)
 
 
 def _gradients(policy: Policy) -> dict[str, Tensor]:

@@ -12,8 +12,9 @@ from rich.text import Text
 from pipeline.errors import TrainingError
 from pipeline.health.curve import Row
 from pipeline.health.findings import Finding
-from pipeline.health.memory import OUT_OF_MEMORY, out_of_memory
+from pipeline.health.memory import OUT_OF_MEMORY
 from pipeline.health.rules import find_in_result, step_watcher
+from pipeline.out_of_memory import out_of_memory
 from pipeline.progress import console
 from pipeline.tracking.tracker import Tracker
 

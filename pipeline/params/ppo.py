@@ -164,6 +164,12 @@ class PPOParams(Section):
         "recompute: by the update's own forward, so that the ratio starts at 1; rollout: as sampled", "recompute"
     )
 
+    sampling_weights: Literal["adapter", "merged"] = param(
+        "merged: while answers are sampled the adapter is added to the weights: faster, but in bfloat16 they are rounded, so that "
+        "answers come from a policy that is not quite the one that learns",
+        "adapter",
+    )
+
     @property
     def answers_per_prompt(self) -> int:
         """How often each prompt is answered in an iteration."""

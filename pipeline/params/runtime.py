@@ -11,16 +11,31 @@ class RuntimeParams(Section):
     device: Literal["auto", "cpu", "cuda"] = param("auto takes a GPU where there is one", "auto")
     threads: int = param("CPU threads; the number changes the last bits of results", 2, ge=1)
     deterministic: bool = param("deterministic algorithms only", True)
-    attention: Literal["auto", "eager", "sdpa"] = param(
-        "auto: eager on CPU, where its backward is faster, and sdpa on a GPU", "auto"
+    attention: Literal["auto", "recompute", "eager", "sdpa"] = param(
+        "recompute: eager without keeping scores; auto: that on CPU, where sdpa's backward is slow, and sdpa on a GPU",
+        "auto",
     )
     base_cache: Literal["auto", "on", "off"] = param(
         "keep dequantised weights in memory: the same numbers, faster, larger", "auto"
     )
-    microbatch_size: int = param("rows per forward and backward in training", 8, ge=1)
+    microbatch_tokens: int = param(
+        "tokens per forward and backward, padding included; a longer row goes alone: memory grows with it", 1024, ge=1
+    )
     rollout_chunk: int = param("prompts that are sampled together", 64, ge=1)
+    decoder: Literal["auto", "transformers", "lean"] = param(
+        "lean: sampling by fewer and larger operations, for the Llama family; auto: in bfloat16, where on CPU its numbers are "
+        "those of transformers",
+        "auto",
+    )
+    cuda_graphs: bool = param("on a GPU the lean decoder's step is recorded once and replayed", False)
     logprob_chunk: int = param("response tokens whose logits exist at once", 512, ge=1)
     gradient_checkpointing: bool = param("recompute activations in the backward pass: slower, smaller", False)
+    compile: Literal["off", "layers"] = param(
+        "layers: each block becomes compiled code at its first use, which takes a minute and a C++ compiler", "off"
+    )
+    packing: bool = param(
+        "rows of a micro-batch go through the model as one, without padding, and do not see each other", False
+    )
     checkpoint_steps: int = param("a training state is kept every so many optimizer steps", 100, ge=1)
     checkpoint_minutes: float = param("and where so many minutes have passed since the last one", 5.0, gt=0)
     log_every: int = param("a line of numbers every so many steps where there is no terminal", 5, ge=1)

@@ -1,0 +1,219 @@
+"""The linears of a model while it samples: nothing trains, so each takes the form that decodes fastest.
+
+On CPU in bfloat16 oneDNN multiplies by a weight that it packed before in about half to two thirds of the time, with the
+same bits. An adapter can be merged into the weight: its two small products are then paid once per rollout and not once
+per token. The base's own weights are never overwritten: what is merged is a copy, or lies in the base cache, which is
+made anew from the 4-bit weights after.
+
+Axes: O outputs, I inputs.
+"""
+
+import contextlib
+from collections.abc import Callable, Iterator
+
+import torch
+import torch.nn.functional as F
+from peft.tuners.lora import LoraLayer
+from torch import Tensor, nn
+from transformers.pytorch_utils import Conv1D
+
+from pipeline.backbone import Backbone
+from pipeline.lora import add_adapter_
+from pipeline.quantization import FrozenLinear4bit, free_memory
+
+Product = Callable[[Tensor], Tensor]
+"""x -> x @ weight^T + bias; [..., I] -> [..., O]."""
+
+PACKED_FOR = 16  # rows; a packed weight serves any other number, and no other size was faster
+
+
+class SamplingLinears:
+    """Makes products of a model's linears as one adapter has them.
+
+    fresh: some weight is made anew in each product, because memory allows no copy.
+    """
+
+    def __init__(self, backbone: Backbone, adapter: str | None, merge: bool):
+        """With `adapter` None the products are the raw base's."""
+        self.fresh = False
+        self._adapter = adapter
+        self._merge = merge
+        self._dtype = backbone.head_VH.dtype
+        layers = [layer for _, _, layer in lora_layers(backbone.causal)]
+        copy_bytes = sum(layer.in_features * layer.out_features for layer in layers) * self._dtype.itemsize
+        self._room = copy_bytes < free_memory(backbone.device) / 2
+        self._pack = self._room and can_pack(backbone.head_VH)
+        self._overwritten: list[FrozenLinear4bit] = []
+
+    def product(self, *layers: nn.Module) -> Product:
+        """Outputs of all `layers`, which read the same input, side by side.
+
+        One layer's product without `merge` has the bits of its own forward.
+        """
+        adapted = [layer for layer in layers if self._adapts(layer)]
+        if not self._merge or not adapted:
+            base = self._unadapted([base_of(layer) for layer in layers])
+            return self._with_adapters(base, layers) if adapted else base
+        bases = [base_of(layer) for layer in layers]
+        if self._pack or (self._room and not all(map(_is_cached, bases))):
+            return self._held(torch.cat([self._merged_weight(layer) for layer in layers]), _biases(bases))
+        return side_by_side([self._merged_where_it_lies(layer) for layer in layers])
+
+    def output_head(self, head_VH: Tensor) -> Product:
+        """Hidden states -> logits in the precision of forward passes."""
+        return self._held(head_VH, None)
+
+    def restore(self) -> None:
+        """The base cache as it was: dequantised again, never subtracted."""
+        while self._overwritten:
+            layer = self._overwritten[-1]
+            layer.cached_weight_OI.copy_(layer.dequantized())
+            self._overwritten.pop()
+
+    def _unadapted(self, bases: list[nn.Module]) -> Product:
+        # a forward of GPT-2's Conv1D is another product, whose bits may differ
+        at_hand = all(_is_cached(base) or type(base) is nn.Linear for base in bases)
+        if self._pack and at_hand:
+            return self._held(torch.cat([weight_of(base) for base in bases]), _biases(bases))
+        self.fresh |= any(isinstance(base, FrozenLinear4bit) and not _is_cached(base) for base in bases)
+        return side_by_side(bases)
+
+    def _with_adapters(self, base: Product, layers: tuple[nn.Module, ...]) -> Product:
+        if len(layers) > 1:
+            return _with_adapter(base, *stacked(layers, self._adapter, self._dtype), 1.0)
+        (layer,), name = layers, self._adapter
+        a_RI, b_OR = (matrix[name].weight.to(self._dtype) for matrix in (layer.lora_A, layer.lora_B))
+        return _with_adapter(base, a_RI, b_OR, layer.scaling[name])
+
+    def _merged_where_it_lies(self, layer: nn.Module) -> Product:
+        base, bias_O = base_of(layer), bias_of(base_of(layer))
+        if not _is_cached(base):
+            self.fresh = True
+            return lambda x: F.linear(x, self._merged_weight(layer), bias_O)
+        merged_OI = self._merged_weight(layer)
+        self._overwritten.append(base)  # before it is, so that an interruption in between is put right too
+        weight_OI = base.cached_weight_OI.copy_(merged_OI)
+        return lambda x: F.linear(x, weight_OI, bias_O)
+
+    def _held(self, weight_OI: Tensor, bias_O: Tensor | None) -> Product:
+        if not self._pack:
+            return lambda x: F.linear(x, weight_OI, bias_O)
+        packed = torch.ops.mkldnn._reorder_linear_weight(weight_OI, PACKED_FOR)
+        return lambda x: torch.ops.mkldnn._linear_pointwise(x, packed, bias_O, "none", [], "")
+
+    def _adapts(self, layer: nn.Module) -> bool:
+        return isinstance(layer, LoraLayer) and self._adapter in layer.lora_A
+
+    def _merged_weight(self, layer: nn.Module) -> Tensor:
+        weight_OI = weight_of(base_of(layer))
+        return merged_weight(weight_OI, layer, self._adapter) if self._adapts(layer) else weight_OI
+
+
+def side_by_side(products: list[Product]) -> Product:
+    """Their outputs joined."""
+    return products[0] if len(products) == 1 else lambda x: torch.cat([product(x) for product in products], dim=-1)
+
+
+def stacked(layers: tuple[nn.Module, ...], adapter: str, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+    """The adapters of layers side by side as one: A's above each other, scaled B's on a diagonal; [R, I] and [O, R].
+
+    A layer without the adapter has rows of zeros in B.
+    """
+    adapted = [isinstance(layer, LoraLayer) and adapter in layer.lora_A for layer in layers]
+    parts = [layer.lora_A[adapter].weight for layer, there in zip(layers, adapted, strict=True) if there]
+    a_RI = torch.cat(parts)
+    b_OR = a_RI.new_zeros(sum(base_of(layer).out_features for layer in layers), len(a_RI))
+    row = column = 0
+    for layer, there in zip(layers, adapted, strict=True):
+        if there:
+            part_OR = layer.lora_B[adapter].weight * layer.scaling[adapter]
+            b_OR[row : row + part_OR.shape[0], column : column + part_OR.shape[1]] = part_OR
+            column += part_OR.shape[1]
+        row += base_of(layer).out_features
+    return a_RI.to(dtype), b_OR.to(dtype)
+
+
+def merged_weight(weight_OI: Tensor, layer: LoraLayer, adapter: str) -> Tensor:
+    """weight + scaling * B A, summed in float32 and rounded once to the weight's precision; [O, I]."""
+    b_OR, a_RI = layer.lora_B[adapter].weight, layer.lora_A[adapter].weight
+    return torch.addmm(weight_OI.float(), b_OR, a_RI, alpha=layer.scaling[adapter]).to(weight_OI.dtype)
+
+
+def can_pack(weight_OI: Tensor) -> bool:
+    """oneDNN can pack it, and products with it keep their bits. In float32 they would not, and little would be gained."""
+    return (
+        weight_OI.device.type == "cpu"
+        and weight_OI.dtype == torch.bfloat16
+        and torch.ops.mkldnn._is_mkldnn_bf16_supported()
+    )
+
+
+def lora_layers(causal: nn.Module) -> list[tuple[nn.Module, str, LoraLayer]]:
+    """All adapted linears, each with the module that holds it and its name there."""
+    return [
+        (parent, name, child)
+        for parent in causal.modules()
+        for name, child in parent.named_children()
+        if isinstance(child, LoraLayer)
+    ]
+
+
+def base_of(layer: nn.Module) -> nn.Module:
+    """The linear under an adapted layer."""
+    return layer.base_layer if isinstance(layer, LoraLayer) else layer
+
+
+def weight_of(base: nn.Module) -> Tensor:
+    """A frozen linear's weight in the precision of forward passes; [O, I]."""
+    if isinstance(base, FrozenLinear4bit):
+        return base.dequantized() if base.cached_weight_OI is None else base.cached_weight_OI
+    return base.weight.data.t() if isinstance(base, Conv1D) else base.weight.data
+
+
+def bias_of(base: nn.Module) -> Tensor | None:
+    """Its bias in the same precision; [O]."""
+    if base.bias is None:
+        return None
+    return base.bias.data.to(base.compute_dtype) if isinstance(base, FrozenLinear4bit) else base.bias.data
+
+
+def _biases(bases: list[nn.Module]) -> Tensor | None:
+    biases = [bias_of(base) for base in bases]
+    return None if biases[0] is None else torch.cat(biases)
+
+
+def _is_cached(base: nn.Module) -> bool:
+    return isinstance(base, FrozenLinear4bit) and base.cached_weight_OI is not None
+
+
+def _with_adapter(base: Product, a_RI: Tensor, b_OR: Tensor, scaling: float) -> Product:
+    """The forward of `pipeline.lora`, to the bit."""
+
+    def product(x: Tensor) -> Tensor:
+        result = base(x)
+        add_adapter_(result, x.flatten(0, -2), a_RI, b_OR, scaling)
+        return result
+
+    return product
+
+
+class _Product(nn.Module):
+    """Stands where an adapted linear stood. It has no parameters: nothing is trained, saved or counted through it."""
+
+    def __init__(self, product: Product):
+        super().__init__()
+        self.forward = product
+
+
+@contextlib.contextmanager
+def replaced_linears(backbone: Backbone, linears: SamplingLinears) -> Iterator[None]:
+    """The model's forward runs on the products instead of its adapted linears; put back after, whatever happens."""
+    layers = lora_layers(backbone.causal)
+    try:
+        for parent, name, layer in layers:
+            setattr(parent, name, _Product(linears.product(layer)))
+        yield
+    finally:
+        for parent, name, layer in layers:
+            setattr(parent, name, layer)
+        linears.restore()
