@@ -4,7 +4,7 @@ import json
 import os
 import shutil
 import subprocess
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import psutil
@@ -19,6 +19,7 @@ DRIVER = os.environ.get("STORAGE_DRIVER", "vfs")
 BUILDAH = ["buildah", "--root", str(STORAGE / "root"), "--runroot", str(STORAGE / "run"), "--storage-driver", DRIVER]
 BASE = "localhost/solo-rlhf-base:bookworm"
 IMAGE = "localhost/solo-rlhf:tested"
+CACHES = ("/cache", "/var/cache/dvc")
 
 
 def why_not() -> str | None:
@@ -54,10 +55,8 @@ def make_base() -> None:
 def build(folder: Path) -> None:
     """The Dockerfile on that base, with this machine's settings of pip, which stay outside."""
     make_base()
-    # fmt: off
-    buildah(
-        "bud", "--isolation", "chroot", "--build-arg", f"BASE={BASE}", *pip_settings(folder), "--tag", IMAGE, str(ROOT)
-    )
+    options = ["--isolation", "chroot", "--build-arg", f"BASE={BASE}", "--tag", IMAGE]
+    buildah("bud", *options, *pip_settings(folder), str(ROOT))
 
 
 def pip_settings(folder: Path) -> list[str]:
@@ -75,7 +74,7 @@ def pip_settings(folder: Path) -> list[str]:
 
 @dataclass(frozen=True)
 class Container:
-    """A container of the image, with volumes as compose.yaml mounts them.
+    """A container of the image. Several commands may run in it, each with volumes of its own, as it cannot write to anything else.
 
     name: buildah's.
     entrypoint: the image's; buildah itself does not start it.
@@ -87,6 +86,15 @@ class Container:
     entrypoint: tuple[str, ...]
     root: Path
     volumes: dict[Path, str]
+
+    def mounting(self, checkout: Path) -> "Container":
+        """The same with volumes as compose.yaml has them: a checkout, and new ones for the caches, all given to UID."""
+        caches = {checkout.with_name(f"{checkout.name}_{at.name}"): str(at) for at in map(Path, CACHES)}
+        for folder in caches:
+            folder.mkdir()
+        for folder in (checkout, *caches):
+            subprocess.run(["chown", "--recursive", f"{UID}:{UID}", str(folder)], check=True)
+        return replace(self, volumes={checkout: "/workspace", **caches})
 
     def command(self, *words: str, **environment: str) -> list[str]:
         """The command line that runs the words inside, in a space of process numbers of their own.
@@ -111,13 +119,11 @@ class Container:
             return psutil.Popen(self.command(*words, **environment), stdout=stream, stderr=stream)
 
 
-def container(volumes: dict[Path, str]) -> Container:
-    """A new container; the volumes are given to UID."""
-    for folder in volumes:
-        subprocess.run(["chown", "--recursive", f"{UID}:{UID}", str(folder)], check=True)
+def container() -> Container:
+    """A container without volumes."""
     name = buildah("from", "--pull-never", IMAGE)
     # Mounted here once: a mount that `buildah run` makes is seen by nobody outside of its `unshare`, yet counted.
-    return Container(name, tuple(config()["Entrypoint"]), Path(buildah("mount", name)), volumes)
+    return Container(name, tuple(config()["Entrypoint"]), Path(buildah("mount", name)), {})
 
 
 def config() -> dict:

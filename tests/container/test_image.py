@@ -27,12 +27,12 @@ COMPOSE = YAML(typ="safe").load(ROOT / "compose.yaml")["services"]
 LONGER = "iterations: 15"  # of PPO: time enough to be stopped in
 
 
-@pytest.fixture(scope="module", autouse=True)
-def image(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
-    """Built once; all but the base is removed again."""
+@pytest.fixture(scope="module")
+def image(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Container]:
+    """A container of the image, which is built once; all but the base is removed again."""
     try:
         build(tmp_path_factory.mktemp("build"))
-        yield
+        yield container()
     finally:
         buildah("rm", "--all")
         for name in buildah("images", "--all", "--quiet", "--no-trunc").split():
@@ -50,18 +50,9 @@ def outside(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def inside(tmp_path_factory: pytest.TempPathFactory) -> Container:
-    """A clone in which nothing has run, mounted in a container, with new volumes for the caches."""
-    return mounted(clone_to(tmp_path_factory.mktemp("inside")))
-
-
-def mounted(clone: Path) -> Container:
-    caches = {
-        clone.with_name(f"{clone.name}_{name}"): at for name, at in (("cache", "/cache"), ("dvc", "/var/cache/dvc"))
-    }
-    for folder in caches:
-        folder.mkdir()
-    return container({clone: "/workspace", **caches})
+def inside(image: Container, tmp_path_factory: pytest.TempPathFactory) -> Container:
+    """With a clone in which nothing has run."""
+    return image.mounting(clone_to(tmp_path_factory.mktemp("inside")))
 
 
 def clone_of(inside: Container) -> Path:
@@ -69,15 +60,15 @@ def clone_of(inside: Container) -> Path:
 
 
 @pytest.fixture(scope="module")
-def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
-    """MLflow's address: compose.yaml's service in a container, healthy by compose.yaml's own check, on another port."""
+def server(image: Container, tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    """MLflow's address: compose.yaml's service, healthy by compose.yaml's own check, on another port."""
     port = free_port()
 
     def here(words: list[str]) -> list[str]:
         return [re.sub(r"\b5000\b", str(port), word).replace("0.0.0.0", "127.0.0.1") for word in words]
 
     folder = tmp_path_factory.mktemp("mlflow")
-    mlflow, service = mounted(folder), COMPOSE["mlflow"]
+    mlflow, service = image.mounting(folder), COMPOSE["mlflow"]
     running = mlflow.start(folder / "server.log", *here(service["command"]), **service["environment"])
     kind, *check = here(service["healthcheck"]["test"])
     assert kind == "CMD"
@@ -89,7 +80,7 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
 
 @pytest.fixture(scope="module")
 def smoke(inside: Container, server: str) -> str:
-    """What `dvc repro` prints in a container with MLflow in another."""
+    """What `dvc repro` prints inside, with MLflow inside too."""
     done = inside.run("dvc", "repro", MLFLOW_TRACKING_URI=server)
     assert done.returncode == 0, done.stdout + done.stderr
     return done.stdout
@@ -138,11 +129,14 @@ def test_nothing_else_can_get_into_a_layer(tmp_path: Path) -> None:
     (tmp_path / "Dockerfile").write_text("FROM scratch\nCOPY . /\n")
     tag = "localhost/solo-rlhf-context"
     buildah("bud", "--isolation", "chroot", "--file", str(tmp_path / "Dockerfile"), "--tag", tag, str(ROOT))
-    root = Path(buildah("mount", buildah("from", "--pull-never", tag)))
+    sent = buildah("from", "--pull-never", tag)
+    root = Path(buildah("mount", sent))
     assert sorted(path.name for path in root.iterdir() if path.is_file()) == [
         "requirements-model.lock",
         "requirements.lock",
     ]
+    buildah("rm", sent)
+    buildah("rmi", tag)
 
 
 def test_a_torch_that_is_no_choice_is_an_error(tmp_path: Path) -> None:
@@ -215,10 +209,10 @@ def test_mlflow_answers_to_its_own_names_only(server: str) -> None:
         urllib.request.urlopen(request, timeout=30)
 
 
-def test_what_is_done_outside_is_not_done_again_inside(outside: Path, tmp_path: Path) -> None:
+def test_what_is_done_outside_is_not_done_again_inside(image: Container, outside: Path, tmp_path: Path) -> None:
     clone = tmp_path / "clone"
     shutil.copytree(outside, clone, symlinks=True)
-    again = mounted(clone).run("dvc", "repro")
+    again = image.mounting(clone).run("dvc", "repro")
     assert again.returncode == 0, again.stderr
     assert stages_run(again.stdout) == [] and "up to date" in again.stdout
 
