@@ -291,6 +291,9 @@ def test_the_sft_loss_is_added_at_its_weight_by_a_loop(make_backbone: Callable[.
     class Keeping:
         """Keeps the gradients instead of stepping."""
 
+        def zero_grad(self) -> None:
+            """Nothing has been broken off here."""
+
         def step(self, loss: float) -> dict[str, float]:
             taken[coef] = torch.cat([parameter.grad.flatten() for parameter in parameters])
             for parameter in parameters:
