@@ -9,7 +9,7 @@ PYTHON ?= $(shell command -v python3.11 || echo python3)
 BIN := .venv/bin
 export PATH := $(CURDIR)/$(BIN):$(PATH)
 
-.PHONY: setup repro dpo warmup table report screenshots health diagnose bench check-data export chat docs test lint audit sync-tracking ui use pin clean
+.PHONY: setup repro dpo warmup table report screenshots health diagnose bench check-data export chat docs test test-container lint audit sync-tracking ui use pin clean
 .DEFAULT_GOAL := repro
 
 setup: .venv/.complete
@@ -86,6 +86,16 @@ test: setup
 docs: setup
 	@PYTHONPATH=tests:. python -m tests.pages
 	@PYTHONPATH=tests:. python -m tests.tutorial
+
+# the image, built without a daemon (as root; buildah and debootstrap from Debian), the smoke pipeline in it, and the files of
+# compose.yaml and deploy/ (docs/containers.md)
+test-container: setup .venv-validators/.complete
+	python -m pytest tests/container
+
+.venv-validators/.complete: tests/container/validators.txt
+	@$(PYTHON) -m venv .venv-validators
+	@.venv-validators/bin/python -m pip install --quiet --disable-pip-version-check --requirement $<
+	@touch $@
 
 lint: setup
 	ruff format --check .

@@ -47,8 +47,8 @@ def train(stage: Stage, cfg: SFTParams, model: Policy, rows: Sequences) -> int:
         cfg.max_grad_norm,
         cosine_to_tenth(steps, cfg.warmup_share),
     )
-    work = f"{len(rows)} rows in {steps} steps of {cfg.batch_size}, {counts['trained_tokens']:,} tokens learnt from per epoch"
-    stage.tell_trained(optimizer.sizes, backbone.adapters, work)
+    work = f"{len(rows)} rows in {steps} steps of {cfg.batch_size}, {rows.num_terms:,} tokens learnt from per epoch"
+    stage.tell_trained(optimizer.sizes, model.backbone.adapters, work)
     with stage.progress(steps) as bar:
 
         def log(step: int, stats: dict[str, float]) -> None:
