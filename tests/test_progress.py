@@ -141,8 +141,9 @@ def test_a_stage_in_json_prints_json_alone(
             Path(path).mkdir(parents=True)
 
     run_stage("sft", body)
-    events = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
-    kinds = [event["event"] for event in events if event["event"] != "text"]
-    assert kinds == ["start", "step", "end"]
+    lines = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
+    # tracking has a thread, and says that MLflow is away whenever it finds out
+    events = [line for line in lines if line["event"] != "text"]
+    assert [event["event"] for event in events] == ["start", "step", "end"]
     assert events[0]["seed"] == 17
-    assert next(event for event in events if event["event"] == "end")["seconds"] > 0
+    assert events[-1]["seconds"] > 0
