@@ -87,6 +87,13 @@ class Backbone:
         Raises:
             BaseModelError: files are missing or do not fit, or the adapter was made on another base.
         """
+        self.check_origin(folder)
+        self.fill_adapter(name, folder, read_json(folder / CONFIG), read_tensors(folder / WEIGHTS))
+
+    def check_origin(self, folder: Path) -> None:
+        """Raises:
+        BaseModelError: what this project left in the folder was made on another base or with another tokenizer.
+        """
         origin = read_json(folder / ORIGIN)
         if origin["base_fingerprint"] != self.identity.fingerprint:
             raise BaseModelError(
@@ -98,11 +105,23 @@ class Backbone:
                 f"{folder} was trained with a tokenizer of {origin['tokenizer_length']} tokens but the present one has "
                 f"{self.identity.tokenizer_length}; use the tokenizer that it was trained with."
             )
-        settings = read_json(folder / CONFIG)
+
+    def fill_adapter(self, name: str, folder: Path, settings: dict[str, Any], tensors: dict[str, Tensor]) -> None:
+        """An adapter of these settings and tensors, both as PEFT writes them; `folder` is for errors.
+
+        Raises:
+            BaseModelError: tensors are missing, unknown or of another shape than the base asks for.
+        """
         config = LoraConfig.from_peft_type(**settings)
         config.inference_mode = False
         self._attach(name, config)
-        outcome = set_peft_model_state_dict(self._peft, read_tensors(folder / WEIGHTS), adapter_name=name)
+        try:
+            outcome = set_peft_model_state_dict(self._peft, tensors, adapter_name=name)
+        except RuntimeError as error:  # torch's, for shapes
+            first = " ".join(str(error).split()).partition("size mismatch")[2]
+            raise BaseModelError(
+                f"{folder / WEIGHTS} does not fit this base: shapes differ{first[:200]}; it was trained on another model."
+            ) from error
         missing = [key for key in outcome.missing_keys if f".{name}." in key]
         if missing or outcome.unexpected_keys:
             raise BaseModelError(
@@ -135,6 +154,11 @@ class Backbone:
         """The adapter's tensors under PEFT's file names."""
         # save_embedding_layers: "auto" would ask the model hub about the base
         return get_peft_model_state_dict(self._peft, adapter_name=name, save_embedding_layers=False)
+
+    @property
+    def adapters(self) -> list[str]:
+        """The names of those that are on the base."""
+        return sorted(self._peft.peft_config) if self._peft else []
 
     def adapter_parameters(self, name: str) -> list[nn.Parameter]:
         """The adapter's parameters, in a fixed order."""

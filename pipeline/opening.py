@@ -1,4 +1,4 @@
-"""Opening what earlier stages left: the base that `prepare` saw, or none; reward models."""
+"""Opening the base that `prepare` saw, or none. Reward models: pipeline/scorers.py."""
 
 import json
 
@@ -10,10 +10,8 @@ from pipeline.params.base import BaseParams
 from pipeline.planning.bases import configuration
 from pipeline.planning.fitting import refuse_misfit
 from pipeline.planning.settings import Settings, this_machine
-from pipeline.progress import console
-from pipeline.roles import RewardModel
+from pipeline.progress import announce
 from pipeline.stage import BASE_FILE, Stage
-from pipeline.weights import load_head
 
 
 def open_base(stage: Stage) -> Backbone:
@@ -38,18 +36,12 @@ def open_base(stage: Stage) -> Backbone:
     backbone = load_backbone(
         stage.base_folder, base, stage.runtime, BaseIdentity(present, len(stage.tokenizer), *public_name(base.model))
     )
-    console.print(
-        f"{stage.name}: {base.model} base, {base.quantization}, {base.dtype} on {backbone.device}", markup=False
+    announce(
+        "base",
+        f"{stage.name}: {base.model} base, {base.quantization}, {base.dtype} on {backbone.device}",
+        model=base.model,
+        quantization=base.quantization,
+        dtype=base.dtype,
+        device=str(backbone.device),
     )
     return backbone
-
-
-def open_reward_model(stage: Stage, backbone: Backbone, name: str) -> RewardModel:
-    """The reward model or the judge, frozen, on an open base.
-
-    Raises:
-        DataError, BaseModelError: its adapter or head is missing, damaged or of another base.
-    """
-    folder = stage.input(f"artifacts/{name}")
-    backbone.load_adapter(name, folder)
-    return RewardModel(backbone, name, load_head(folder, backbone.hidden_size, backbone.device))

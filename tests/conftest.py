@@ -40,6 +40,7 @@ def runtime(**changes) -> RuntimeParams:
         "packing": False,
         "checkpoint_steps": 100,
         "checkpoint_minutes": 5.0,
+        "progress": "auto",
         "log_every": 1,
         "samples_every": 1,
         "tracking_uri": "sqlite:///mlflow.db",
