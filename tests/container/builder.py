@@ -60,15 +60,18 @@ def build(folder: Path) -> None:
 
 
 def pip_settings(folder: Path) -> list[str]:
-    """Options that mount what variables PIP_... say, as a file that pip reads, and the local folders that they name."""
-    settings = {name: value for name, value in os.environ.items() if name.startswith("PIP_")}
-    if not settings:
-        return []
-    lines = [f"{name.removeprefix('PIP_').lower().replace('_', '-')} = {value}" for name, value in settings.items()]
-    (folder / "pip.conf").write_text("\n".join(["[global]", *lines, ""]))
-    paths = {Path(value) for value in settings.values() if value.startswith("/") and Path(value).exists()}
-    folders = sorted({path if path.is_dir() else path.parent for path in paths})
-    mounts = [f"{folder / 'pip.conf'}:/etc/pip.conf:ro", *(f"{path}:{path}:ro" for path in folders)]
+    """Options that mount what variables PIP_... say, as a file that pip reads, and the files and folders of this machine that they name.
+
+    These lie in /mnt, not where they are: Debian's certificates are installed while the image is built.
+    """
+    mounts, lines = [f"{folder / 'pip.conf'}:/etc/pip.conf:ro"], ["[global]"]
+    for name, value in os.environ.items():
+        if name.startswith("PIP_"):
+            key = name.removeprefix("PIP_").lower().replace("_", "-")
+            named = value.startswith("/") and Path(value).exists()
+            lines.append(f"{key} = {f'/mnt/{key}' if named else value}")
+            mounts += [f"{value}:/mnt/{key}:ro"] if named else []
+    (folder / "pip.conf").write_text("\n".join([*lines, ""]))
     return [word for mount in mounts for word in ("--volume", mount)]
 
 
