@@ -402,9 +402,7 @@ def test_recording_calls_the_gpu_in_order(monkeypatch: pytest.MonkeyPatch) -> No
 # --- the benchmark ---
 
 
-def test_the_benchmark_runs_all_ways(
-    make_backbone: Callable[..., Backbone], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_benchmark_runs_all_ways(make_backbone: Callable[..., Backbone], monkeypatch: pytest.MonkeyPatch) -> None:
     """On a tiny model, once; it checks for itself that each way makes the tokens that are asked for."""
     for name, value in {"ROWS": 8, "PROMPT": 4, "FIXED": 3, "SHORTEST": 2, "LONGEST": 6}.items():
         monkeypatch.setattr(benchmarks.rollout, name, value)
