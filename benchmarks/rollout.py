@@ -117,7 +117,7 @@ def theirs(model: PreTrainedModel, prompts: list[Prompt], lengths: list[int]) ->
 def plain_model() -> PreTrainedModel:
     """The embedded model in bfloat16 with PEFT's own adapter of the demo recipe's shape."""
     lora = load_section("lora", LoraParams, RECIPE)
-    causal = AutoModelForCausalLM.from_pretrained(locate("embedded"), dtype=torch.bfloat16)  # nosec B615  # a local folder
+    causal = AutoModelForCausalLM.from_pretrained(locate("embedded"), dtype=torch.bfloat16, use_safetensors=True)  # nosec B615  # a local folder
     causal.generation_config.eos_token_id = None
     config = LoraConfig(r=lora.r, lora_alpha=lora.alpha, target_modules=lora.targets, task_type="CAUSAL_LM")
     return get_peft_model(causal, config).eval()

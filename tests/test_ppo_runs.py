@@ -1,5 +1,6 @@
 """Whole runs of a few iterations: what may move, what may not, what stays in memory, and the smallest cases."""
 
+import contextlib
 import gc
 from collections.abc import Callable
 from dataclasses import replace
@@ -66,8 +67,11 @@ def test_the_same_without_a_critic(make_backbone: Callable[..., Backbone], algor
 def bytes_in_tensors() -> int:
     """Of every tensor that Python can reach, each storage once."""
     gc.collect()
-    tensors = [thing for thing in gc.get_objects() if issubclass(type(thing), torch.Tensor)]
-    storages = {tensor.untyped_storage().data_ptr(): tensor.untyped_storage().nbytes() for tensor in tensors}
+    storages: dict[int, int] = {}
+    for tensor in (thing for thing in gc.get_objects() if issubclass(type(thing), torch.Tensor)):
+        # tests of compiled blocks leave stand-ins for tensors behind, which have no memory and refuse to say where it is
+        with contextlib.suppress(RuntimeError):
+            storages[tensor.untyped_storage().data_ptr()] = tensor.untyped_storage().nbytes()
     return sum(storages.values())
 
 

@@ -299,12 +299,14 @@ def test_layers_without_an_adapter_are_sampled_too(make_backbone: Callable[..., 
         assert gap(policy, generate(policy, PROMPTS, way(weights, decoder), step=0)) < 2e-5
 
 
-def test_the_raw_base_is_sampled_too(make_backbone: Callable[..., Backbone]) -> None:
-    backbone = make_backbone(dtype="bfloat16")
-    policy = Policy(backbone, None, 1.0, logprob_chunk=16)
-    sampled = [generate(policy, PROMPTS, way(weights, decoder), step=0) for weights, decoder in WAYS]
-    assert all(same(sampled[0], other) for other in sampled[1:])
-    assert gap(policy, sampled[0]) < 1e-5
+@pytest.mark.parametrize(("dtype", "limit"), [("bfloat16", 1e-5), ("float32", 2e-5)])
+@pytest.mark.parametrize("quantization", ["nf4", "none"])
+def test_the_raw_base_is_sampled_too(
+    make_backbone: Callable[..., Backbone], dtype: str, limit: float, quantization: str
+) -> None:
+    policy = Policy(make_backbone(dtype=dtype, quantization=quantization), None, 1.0, logprob_chunk=16)
+    for weights, decoder in WAYS:
+        assert gap(policy, generate(policy, PROMPTS, way(weights, decoder), step=0)) < limit
 
 
 # --- CUDA graphs, as far as a CPU can show ---
