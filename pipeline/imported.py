@@ -23,7 +23,7 @@ UNKNOWN = {
     "alora_invocation_tokens": "aLoRA",
     "arrow_config": "Arrow",
     "layer_replication": "replicated layers",
-    "trainable_token_indices": "trained token embeddings",
+    "trainable_token_indices": "trained token embeddings",  # nosec B105  # words for people
     "target_parameters": "adapted parameters that are no linear layers",
 }
 """Settings of PEFT's that change what a LoRA layer computes in ways that pipeline/lora.py does not follow."""
