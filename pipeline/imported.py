@@ -15,17 +15,17 @@ from pipeline.heads import ScalarHead
 from pipeline.roles import RewardModel
 from pipeline.weights import CONFIG, HEAD, ORIGIN, WEIGHTS, load_head, read_json, read_tensors
 
-UNKNOWN = {
-    "use_dora": "DoRA",
-    "lora_bias": "a LoRA bias",
-    "use_qalora": "QALoRA",
-    "use_bdlora": "BD-LoRA",
-    "alora_invocation_tokens": "aLoRA",
-    "arrow_config": "Arrow",
-    "layer_replication": "replicated layers",
-    "trainable_token_indices": "trained token embeddings",
-    "target_parameters": "adapted parameters that are no linear layers",
-}
+UNKNOWN = (
+    ("use_dora", "DoRA"),
+    ("lora_bias", "a LoRA bias"),
+    ("use_qalora", "QALoRA"),
+    ("use_bdlora", "BD-LoRA"),
+    ("alora_invocation_tokens", "aLoRA"),
+    ("arrow_config", "Arrow"),
+    ("layer_replication", "replicated layers"),
+    ("trainable_token_indices", "trained token embeddings"),
+    ("target_parameters", "adapted parameters that are no linear layers"),
+)
 """Settings of PEFT's that change what a LoRA layer computes in ways that pipeline/lora.py does not follow."""
 HEADS = ("score", "classifier")  # what models for sequence classification call theirs
 
@@ -99,7 +99,7 @@ def _head_among(others: dict[str, Tensor], key: str, spec: str, backbone: Backbo
 def _check_kind(key: str, spec: str, settings: dict[str, Any]) -> None:
     if settings.get("peft_type") != "LORA":
         raise BaseModelError(f"{key} is {spec!r}, of PEFT's kind {settings.get('peft_type')}; only LORA is known here.")
-    unknown = [words for setting, words in UNKNOWN.items() if settings.get(setting)]
+    unknown = [words for setting, words in UNKNOWN if settings.get(setting)]
     if settings.get("bias", "none") != "none":
         unknown.append("trained biases of the base")
     if unknown:

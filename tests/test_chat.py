@@ -21,9 +21,9 @@ def chat(make_backbone: Callable[..., Backbone], tiny_folders: Callable) -> Chat
     with torch.no_grad():
         for parameter in backbone.adapter_parameters("sft") + backbone.adapter_parameters("policy"):
             parameter.mul_(30)  # so far from one another that they say different things
-    tokenizer: ChatTokenizer = load_tokenizer(tiny_folders(), max_prompt=200, max_response=6)
+    tokenizer: ChatTokenizer = load_tokenizer(tiny_folders(), max_prompt=200, max_response=20)
     roles = {name: Policy(backbone, None if name == "base" else name, 1.0, 16) for name in ("base", "sft", "policy")}
-    return Chat(roles, tokenizer, Sampling(6, tokenizer.stop_ids, chunk=1, seed=1))
+    return Chat(roles, tokenizer, Sampling(20, tokenizer.stop_ids, chunk=1, seed=1))
 
 
 def test_each_role_hears_its_own_answers(chat: Chat) -> None:

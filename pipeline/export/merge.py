@@ -9,7 +9,7 @@ from pathlib import Path
 
 import torch
 from peft.tuners.lora import LoraLayer
-from torch import Tensor, nn
+from torch import Tensor
 from transformers import (
     AutoConfig,
     AutoModelForCausalLM,
@@ -22,6 +22,7 @@ from transformers.pytorch_utils import Conv1D
 from pipeline.backbone import Backbone
 from pipeline.heads import ScalarHead
 from pipeline.quantization import FrozenLinear4bit
+from pipeline.sampling_linears import base_of, merged_weight, weight_of
 
 SCORE = "score.weight"  # what transformers calls the scalar head of decoders
 
@@ -32,26 +33,13 @@ def merged_weights(backbone: Backbone, adapter: str) -> dict[str, Tensor]:
     weights: dict[str, Tensor] = {}
     for name, module in backbone.causal.named_modules():
         plain = name.removesuffix(".base_layer")
-        if isinstance(module, LoraLayer):
-            weights[f"{plain}.weight"] = _merged(module, adapter)
-        elif isinstance(module, FrozenLinear4bit):
-            weights.setdefault(f"{plain}.weight", module.dequantized())
-        if ".lora_" in name or isinstance(module, LoraLayer):
-            continue
-        for key, parameter in module.named_parameters(recurse=False):
-            weights.setdefault(f"{plain}.{key}", _out_in(module, parameter) if key == "weight" else parameter)
+        if isinstance(module, LoraLayer):  # its base layer, whose bias is still wanted, comes after it
+            weights[f"{plain}.weight"] = merged_weight(weight_of(base_of(module)), module, adapter)
+        elif ".lora_" not in name:
+            for key, parameter in module.named_parameters(recurse=False):
+                is_linear = key == "weight" and isinstance(module, FrozenLinear4bit | Conv1D)
+                weights.setdefault(f"{plain}.{key}", weight_of(module) if is_linear else parameter)
     return {key: tensor.detach().cpu().contiguous() for key, tensor in weights.items()}
-
-
-def _merged(layer: LoraLayer, adapter: str) -> Tensor:
-    base = layer.get_base_layer()
-    weight_OI = base.dequantized() if isinstance(base, FrozenLinear4bit) else _out_in(base, base.weight)
-    a_RI, b_OR = layer.lora_A[adapter].weight.float(), layer.lora_B[adapter].weight.float()
-    return (weight_OI.float() + b_OR @ a_RI * layer.scaling[adapter]).to(weight_OI.dtype)
-
-
-def _out_in(module: nn.Module, weight: Tensor) -> Tensor:
-    return weight.T if isinstance(module, Conv1D) else weight  # GPT-2's linear keeps its weight as [in, out]
 
 
 def language_model(folder: Path, weights: dict[str, Tensor]) -> PreTrainedModel:
