@@ -58,6 +58,7 @@ LAYERS = [
         "pipeline.imported",
         "pipeline.preferences",
         "pipeline.backbone",
+        "pipeline.base_checks",
         "pipeline.loading",
         "pipeline.heads",
         "pipeline.weights",
