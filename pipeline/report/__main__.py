@@ -13,7 +13,8 @@ from pipeline.report.page import comparison, picture, render
 from pipeline.report.run import RunFacts, read_run
 from pipeline.tracking.destination import SQLITE, destination
 from pipeline.tracking.records import Records
-from pipeline.tracking.store import Refused, Store, Unavailable
+from pipeline.tracking.runs import Refused, Unavailable
+from pipeline.tracking.store import Store
 from pipeline.tracking.tracker import STORE_LOCK, say
 
 PAGE = Path("reports/index.html")

@@ -9,11 +9,10 @@ import json
 import logging
 import os
 import posixpath
-import re
 import shutil
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any, Self
 
@@ -35,7 +34,8 @@ from sqlalchemy.exc import SQLAlchemyError
 from pipeline.masking import masked
 from pipeline.tracking import registry
 from pipeline.tracking.destination import SQLITE
-from pipeline.tracking.shaping import digest, first_line, parts, short
+from pipeline.tracking.runs import Refused, Runs, Unavailable
+from pipeline.tracking.shaping import first_line, name_of, parts, short
 from pipeline.tracking.spool import Entry
 
 # One request is tried once: whoever delivers tries again itself, and asks first what has arrived.
@@ -44,8 +44,8 @@ os.environ.setdefault("MLFLOW_HTTP_REQUEST_MAX_RETRIES", "0")
 os.environ.setdefault("MLFLOW_SUPPRESS_PRINTING_URL_TO_STDOUT", "true")
 PIPELINE_KEY = "pipeline.key"
 RUN_KEY = "tracking.run"  # the name that the run has in the spool
+_name = partial(name_of, limit=MAX_ENTITY_KEY_LENGTH)
 SERVED = "mlflow-artifacts:/"  # artifacts are where the server that is asked for them keeps them, on whatever machine
-FOREIGN_TO_NAMES = re.compile(r"[^\w\-. :/]")
 NEVER = {
     "INVALID_PARAMETER_VALUE",
     "BAD_REQUEST",
@@ -53,26 +53,6 @@ NEVER = {
     "RESOURCE_ALREADY_EXISTS",
     "INVALID_STATE",
 }
-
-
-class Unavailable(Exception):
-    """MLflow cannot take anything now; all of it must be tried again later."""
-
-
-class Refused(Exception):
-    """MLflow takes other things, but not this."""
-
-
-@dataclass(frozen=True)
-class Runs:
-    """MLflow's names of a stage's run and of its parent."""
-
-    run: str
-    parent: str
-
-    def of(self, entry: Entry) -> str:
-        """The one that an entry is about."""
-        return self.parent if entry.get("on") == "parent" else self.run
 
 
 class Store:
@@ -309,10 +289,3 @@ def answers() -> Iterator[None]:
 
 def _rows(entry: Entry) -> list[Metric]:
     return [Metric(_name(name), value, entry["at"], entry["step"]) for name, value in entry["values"].items()]
-
-
-def _name(name: str) -> str:
-    """A name that MLflow takes: one odd name would cost the whole batch. Equal names stay equal."""
-    parts = FOREIGN_TO_NAMES.sub("_", name).split("/")
-    name = "/".join(part if part.strip(".") else "_" for part in parts)  # neither a/../b nor a//b
-    return name if len(name) <= MAX_ENTITY_KEY_LENGTH else f"{name[: MAX_ENTITY_KEY_LENGTH - 17]}.{digest(name)}"
