@@ -19,7 +19,8 @@ import transformers
 from pipeline import finished, interruption
 from pipeline.banner import gpu_memory, tell_end, tell_start, tell_work
 from pipeline.base_model import locate
-from pipeline.data.tokenization import ChatTokenizer, load_tokenizer
+from pipeline.data.base_tokenizer import load_tokenizer
+from pipeline.data.tokenization import ChatTokenizer
 from pipeline.errors import DataError, StorageError, UserError
 from pipeline.files import hash_path, write_json, write_text, write_tsv
 from pipeline.health.report import HealthLog

@@ -9,8 +9,9 @@ import torch
 from pipeline import chat as chat_module
 from pipeline.backbone import Backbone
 from pipeline.chat import HELP, Chat, lines, show
+from pipeline.data.base_tokenizer import load_tokenizer
 from pipeline.data.examples import Prompt
-from pipeline.data.tokenization import ChatTokenizer, load_tokenizer
+from pipeline.data.tokenization import ChatTokenizer
 from pipeline.roles import Policy
 from pipeline.rollout import Sampling, generate
 

@@ -15,8 +15,9 @@ from taking import assistant, pair, system, user
 from transformers import AutoModelForCausalLM
 
 from pipeline.backbone import Backbone
+from pipeline.data.base_tokenizer import load_tokenizer
 from pipeline.data.templates import as_dicts
-from pipeline.data.tokenization import ChatTokenizer, load_tokenizer
+from pipeline.data.tokenization import ChatTokenizer
 from pipeline.errors import BaseModelError
 from pipeline.export.__main__ import save
 from pipeline.export.agreement import Agreement, kl_of
