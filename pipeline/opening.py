@@ -8,8 +8,9 @@ from pipeline.errors import BaseModelError
 from pipeline.loading import load_backbone
 from pipeline.params.base import BaseParams
 from pipeline.planning.bases import configuration
-from pipeline.planning.fitting import refuse_misfit
-from pipeline.planning.settings import Settings, this_machine
+from pipeline.planning.fitting import outlook, refuse_misfit
+from pipeline.planning.settings import GIB, Settings, this_machine
+from pipeline.planning.stages import PLANNED, plan_stage
 from pipeline.progress import announce
 from pipeline.stage import BASE_FILE, Stage
 
@@ -30,9 +31,8 @@ def open_base(stage: Stage) -> Backbone:
             "run `dvc repro -f prepare` and then `dvc repro`, or put the old base back."
         )
     stage.tracker.set_tags({"base.fingerprint": present})
-    if stage.runtime.check_memory:
-        config = configuration(str(stage.base_folder), base.trust_remote_code)
-        refuse_misfit(stage.name, Settings.read(), config, this_machine(stage.runtime))
+    if stage.runtime.check_memory and stage.name in PLANNED:  # not in `make chat` and `make export`
+        plan_memory(stage, base)
     backbone = load_backbone(
         stage.base_folder, base, stage.runtime, BaseIdentity(present, len(stage.tokenizer), *public_name(base.model))
     )
@@ -45,3 +45,17 @@ def open_base(stage: Stage) -> Backbone:
         device=str(backbone.device),
     )
     return backbone
+
+
+def plan_memory(stage: Stage, base: BaseParams) -> None:
+    """Says what the stage is going to take, before any weight is loaded.
+
+    Raises:
+        NoRoomError: it cannot fit into memory.
+    """
+    settings, machine = Settings.read(), this_machine(stage.runtime)
+    config = configuration(str(stage.base_folder), base.trust_remote_code)
+    plan = plan_stage(stage.name, settings, config, machine)
+    refuse_misfit(plan, settings, config, machine)
+    text = f"{stage.name}: {outlook(plan, machine)}"
+    announce("memory", text, planned_peak_gb=plan.peak / GIB, free_gb=machine.free / GIB)
