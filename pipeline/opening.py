@@ -10,7 +10,7 @@ from pipeline.params.base import BaseParams
 from pipeline.planning.bases import configuration
 from pipeline.planning.fitting import outlook, refuse_misfit
 from pipeline.planning.settings import GIB, Settings, this_machine
-from pipeline.planning.stages import PLANNED, plan_stage
+from pipeline.planning.stages import plan_stage
 from pipeline.progress import announce
 from pipeline.stage import BASE_FILE, Stage
 
@@ -31,7 +31,7 @@ def open_base(stage: Stage) -> Backbone:
             "run `dvc repro -f prepare` and then `dvc repro`, or put the old base back."
         )
     stage.tracker.set_tags({"base.fingerprint": present})
-    if stage.runtime.check_memory and stage.name in PLANNED:  # not in `make chat` and `make export`
+    if stage.runtime.check_memory:
         plan_memory(stage, base)
     backbone = load_backbone(
         stage.base_folder, base, stage.runtime, BaseIdentity(present, len(stage.tokenizer), *public_name(base.model))

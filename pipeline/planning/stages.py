@@ -34,7 +34,6 @@ FLOAT32 = 4  # bytes
 # What glibc's heap holds for the tensors of a pass beyond their bytes: it leaves a hole where one was, and the next of the
 # same size does not fit (glibc's bug 14581, mended in 2.38). As benchmarks/memory.py measured it with 2.36.
 HEAP_HOLES = 0.5
-PLANNED = ("sft", "reward", "judge", "ppo", "dpo", "evaluate", "evaluate_dpo")
 SAMPLING = ("sampling, first token", "sampling, last token")
 FEW, MORE = 2, 3  # layers: what is in memory grows by the same for each, so these two tell it for any number
 
