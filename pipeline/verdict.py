@@ -27,8 +27,9 @@ def verdict(metrics: Mapping[str, Any], trained: str) -> str:
         said += (
             f", while the reward that it was trained on says {_interval(reward)}, as where a reward model is exploited"
         )
-    lengths = f"{sft['length_median']:.0f} to {ours['length_median']:.0f}"
-    said += f"; it is {ours['kl_per_sequence_k1']:.1f} nats per answer away, and the median length went from {lengths} tokens."
+    before, after = f"{sft['length_median']:.0f}", f"{ours['length_median']:.0f}"
+    lengths = f"went from {before} to {after}" if before != after else f"is still {after}"
+    said += f"; it is {ours['kl_per_sequence_k1']:z.1f} nats per answer away, and the median length {lengths} tokens."
     return said[0].upper() + said[1:]
 
 

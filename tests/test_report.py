@@ -20,7 +20,7 @@ from pipeline.report.page import render
 from pipeline.report.recipe import Change, changes, nearest_recipe
 from pipeline.report.run import StageFacts, read_run
 from pipeline.tracking.destination import Destination
-from pipeline.tracking.records import Records
+from pipeline.tracking.records import Records, RunRecord
 from pipeline.tracking.store import Store
 from pipeline.tracking.tracker import STORE_LOCK, start_run
 from pipeline.verdict import mood, verdict
@@ -91,6 +91,14 @@ def test_the_verdict_is_the_judges_and_counts_outside_the_interval_only(
     metrics = evaluation(**rates)
     assert says in verdict(metrics, "policy")
     assert mood(metrics, "policy") == colour
+
+
+def test_a_policy_that_has_not_moved_is_no_negative_distance_away() -> None:
+    metrics = evaluation()
+    metrics["sampled"]["policy"] |= {"kl_per_sequence_k1": -0.02, "length_median": 33.0}
+    assert verdict(metrics, "policy").endswith(
+        "; it is 0.0 nats per answer away, and the median length is still 33 tokens."
+    )
 
 
 def test_shown_answers_go_from_the_largest_loss_to_the_largest_gain_in_equal_steps() -> None:
@@ -259,13 +267,16 @@ def test_without_mlflow_there_is_a_report_all_the_same(
 def test_a_browser_shows_it_without_a_word_of_complaint(tmp_path: Path) -> None:
     pytest.importorskip("playwright.sync_api", reason="pip install --requirement requirements-browser.lock")
     file = finished_run(tmp_path, answers=ATTACKS) / "index.html"
-    file.write_text(page_of(tmp_path), encoding="utf-8")
+    made = RunRecord("1", "2", "key", "seed 17", NOW, 9.0, 3.5, {"git.commit": "0123abcd" * 5, "hardware": "two cores"})
+    file.write_text(render(read_run(tmp_path, lambda *_: made), RECIPES, NOW), encoding="utf-8")
     papers = []
     for size, scheme in ((DESKTOP, "light"), (DESKTOP, "dark"), (PHONE, "light")):
         with page_in(size, scheme) as (page, wrong):
             shown(page, file)
             assert page.evaluate("document.documentElement.scrollWidth") == size[0], "it is no wider than the screen"
             assert page.locator(".chart svg").count() == 13
+            tallest = page.evaluate("Math.max(...[...document.querySelectorAll('tr')].map(row => row.offsetHeight))")
+            assert tallest < 150, "hashes are not broken into single characters"
             papers.append(page.evaluate("getComputedStyle(document.body).backgroundColor"))
             assert wrong == []
     assert papers[0] == papers[2] != papers[1]

@@ -36,6 +36,7 @@ STYLE = {
     "axes.spines.top": False,
     "axes.spines.right": False,
     "axes.grid": True,
+    "axes.formatter.useoffset": False,
     "grid.color": FAINT,
     "grid.linewidth": 0.5,
     "xtick.color": INK,

@@ -133,7 +133,7 @@ def tiles(run: RunFacts) -> list[Tile]:
     return [
         Tile("wins by the judge", _percent(ours["win_rate_judge"]["mean"]), _bounds(ours["win_rate_judge"])),
         Tile("wins by the reward", _percent(ours["win_rate_reward"]["mean"]), _bounds(ours["win_rate_reward"])),
-        Tile("KL to SFT", f"{ours['kl_per_sequence_k1']:.1f}", "nats per answer"),
+        Tile("KL to SFT", f"{ours['kl_per_sequence_k1']:z.1f}", "nats per answer"),
         Tile("length", f"{ours['length_median']:.0f}", f"tokens, median; SFT {sft['length_median']:.0f}"),
         Tile("reward", f"{ours['reward_mean']:.2f}", f"mean; SFT {sft['reward_mean']:.2f}"),
         Tile(
