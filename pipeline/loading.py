@@ -10,6 +10,7 @@ from transformers import AutoConfig, AutoModelForCausalLM, BitsAndBytesConfig, P
 from pipeline import attention as recompute
 from pipeline import blocks
 from pipeline.backbone import Backbone, BaseIdentity
+from pipeline.base_checks import check_output_head, check_packing
 from pipeline.errors import BaseModelError
 from pipeline.params.base import BaseParams
 from pipeline.params.runtime import RuntimeParams
@@ -79,7 +80,11 @@ def as_backbone(
     blocks.join_weights(causal)
     if runtime.compile == "layers":
         compile_layers(causal, layers)
-    return Backbone(causal, device, identity, runtime.gradient_checkpointing, runtime.packing)
+    backbone = Backbone(causal, device, identity, runtime.gradient_checkpointing, runtime.packing)
+    check_output_head(backbone)
+    if runtime.packing:
+        check_packing(backbone)
+    return backbone
 
 
 def leave_file(causal: PreTrainedModel) -> None:

@@ -62,9 +62,6 @@ class PlannedBackbone(Backbone):
 
     adapter: str  # the one that passes are done with
 
-    def _check_output_head(self) -> None:
-        """There are no logits to compare."""
-
 
 def build(shape: BaseShape, layers: int, adapters: Sequence[str], lora: LoraParams | None = None) -> PlannedBackbone:
     """The backbone with `layers` of its layers; passes are done with the last of the adapters."""
