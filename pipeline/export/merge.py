@@ -22,7 +22,8 @@ from transformers.pytorch_utils import Conv1D
 from pipeline.backbone import Backbone
 from pipeline.heads import ScalarHead
 from pipeline.quantization import FrozenLinear4bit
-from pipeline.sampling_linears import base_of, merged_weight, weight_of
+from pipeline.sampling_linears import merged_weight
+from pipeline.side_by_side import base_of, weight_of
 
 SCORE = "score.weight"  # what transformers calls the scalar head of decoders
 
