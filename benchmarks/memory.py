@@ -1,4 +1,4 @@
-"""The planned peak of a stage against the measured one: `python -m benchmarks.memory`; writes benchmarks/results/memory.json.
+"""The planned peak of a stage against the measured one: `python -m benchmarks.memory`; writes benchmarks/results/plan.json.
 
 Each stage's loop runs in a process of its own for two steps (one iteration of PPO), on rows as long as the parameters let them be. Measured is the
 largest resident set of the process, less what it was when everything was imported and no weight loaded.
@@ -42,7 +42,7 @@ from pipeline.rollout import Sampling
 from pipeline.stage import quiet_libraries
 from pipeline.update import Optimizer, ParameterGroup, cosine_to_tenth
 
-RESULTS = Path("benchmarks/results/memory.json")
+RESULTS = Path("benchmarks/results/plan.json")
 RECIPE = Path("recipes/demo.yaml")
 STAGES = ("sft", "reward", "ppo")
 
@@ -110,7 +110,9 @@ def compare(case: str, stage: str, folder: Path) -> dict[str, str | float]:
         stage, settings, configuration(settings.base.model), Machine("", machine.device, machine.free, CODE_PAGES)
     )
     command = [sys.executable, "-m", "benchmarks.memory", "--case", case, "--stage", stage, "--folder", str(folder)]
-    measured = json.loads(subprocess.run(command, check=True, capture_output=True, text=True).stdout.splitlines()[-1])
+    measured = json.loads(
+        subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True).stdout.splitlines()[-1]
+    )
     return {
         "case": case,
         "stage": stage,
