@@ -3,6 +3,7 @@
 By hand: a Llama of two layers, hidden size 64, inner size 128, four heads and two key-value heads of 16, 320 tokens, with an output matrix of its own.
 """
 
+import re
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
@@ -74,6 +75,8 @@ def test_parts_of_the_base_by_hand() -> None:
     # no layer has more than 256 blocks: 14 linears with one scale of scales each
     assert sizes["quantised"] == 73728 // 2 + 73728 // 64 + 14 * 4 + 14 * 1092
     assert sizes["cache"] == 2 * 73728
+    # the largest layer is 64 x 128: 16 bits, three float32 and two bytes of each weight
+    assert sizes["quantising"] == 64 * 128 * (2 + 12 + 2)
     # two matrices of 320 x 64, five norms, in bfloat16; and 8 float32 rotary frequencies, twice
     assert sizes["unquantised"] == 2 * (2 * 320 * 64 + 5 * 64) + 2 * 4 * 8
 
@@ -292,6 +295,40 @@ def test_a_cards_size() -> None:
     assert card("7.5 GiB").free == int(7.5 * GIB)
     with pytest.raises(ParameterError, match="CARD is 'large' but must be a size in GB; for example 24GB"):
         card("large")
+    with pytest.raises(ParameterError, match="CARD is '0GB' but must be a size in GB; for example 24GB"):
+        card("0GB")
+
+
+@pytest.mark.parametrize(
+    ("wrong", "said"),
+    [
+        (["--card", "big"], "CARD is 'big' but must be a size in GB; for example 24GB."),
+        (["--tokens", "256x3"], "TOKENS is '256x3' but must be two lengths, of prompt and of response, joined by a plus; for example 256+256."),
+        (["--tokens", "0+3"], "TOKENS is '0+3' but must be two lengths"),
+        (["--base", "Nobody-7B"], "The configuration of 'Nobody-7B' is not on this machine; give a folder with its config.json, or one of SmolLM2-135M,"),
+        (["recipes/none.yaml"], "recipes/none.yaml does not exist;"),
+    ],
+)  # fmt: skip
+def test_make_plan_says_in_one_sentence_what_it_cannot_plan(
+    wrong: list[str], said: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    recipe = [] if wrong[0].startswith("recipes") else [str(ROOT / "recipes" / "smoke.yaml")]
+    monkeypatch.setattr("sys.argv", ["plan", *recipe, *wrong])
+    with pytest.raises(SystemExit) as ended:
+        plan.main()
+    assert ended.value.code == 1
+    assert said in " ".join(capsys.readouterr().out.split())
+
+
+@pytest.mark.parametrize("recipe", sorted((ROOT / "recipes").glob("*.yaml")), ids=lambda recipe: recipe.stem)
+def test_a_recipe_fits_the_card_that_its_name_has(recipe: Path) -> None:
+    """As mistral-7b-24gb does. One without a card is for any machine: 24GB are beyond doubt."""
+    named = re.search(r"-(\d+gb)$", recipe.stem)
+    machine = card(named[1] if named else "24GB")
+    read = Settings.read(recipe)
+    config = configuration(read.base.model)
+    plans = [plan_stage(stage, read, config, machine) for stage in plan.STAGES]
+    assert {one.stage: verdict(one, machine) for one in plans} == dict.fromkeys(plan.STAGES, "fits")
 
 
 def test_make_plan_prints_parts_verdicts_and_changes(
