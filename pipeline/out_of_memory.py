@@ -13,6 +13,7 @@ from typing import TypeVar
 
 import torch
 
+from pipeline import ranks
 from pipeline.randomness import RandomStates
 
 T = TypeVar("T")
@@ -42,7 +43,7 @@ def _to_nobody(_name: str, _limit: int) -> None:
 
 
 class PieceSize:
-    """How large the pieces of one kind of pass may be.
+    """How large the pieces of one kind of pass may be; the same in all processes.
 
     name: the runtime parameter that asks for a size.
     limit: half of the smallest size that did not fit; None while all did.
@@ -74,6 +75,8 @@ class PieceSize:
             except (RuntimeError, MemoryError) as error:
                 if allowed == 1 or out_of_memory(error) is None:
                     raise
+                if not isinstance(error, ranks.OutOfMemoryElsewhere):
+                    ranks.give_up()
             # beyond the except clause: the error's traceback holds the tensors of the pass that was broken off
             undo()
             random.load_state_dict(before)

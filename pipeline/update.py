@@ -4,12 +4,13 @@ import math
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import partial
-from itertools import islice
+from itertools import chain, islice
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
+from pipeline import ranks
 from pipeline.batch import Batch, Experience, Sequences, microbatches
 from pipeline.data.examples import epochs_of
 from pipeline.errors import TrainingError
@@ -70,11 +71,12 @@ class Optimizer:
         self._adam.zero_grad(set_to_none=True)
 
     def step(self, loss: float) -> dict[str, float]:
-        """One step with the gradients at hand, unless loss or gradients are not finite; then they are thrown away.
+        """One step with the gradients at hand, those of all processes together, unless loss or gradients are not finite; then they are thrown away.
 
         Raises:
             TrainingError: that happened several times in a row.
         """
+        ranks.add_up_gradients(self.parameters)
         norms = {
             group.name: float(nn.utils.clip_grad_norm_(group.parameters, self.max_grad_norm)) for group in self.groups
         }
@@ -141,19 +143,25 @@ def accumulate(
 ) -> dict[str, float]:
     """Gradients of the minibatch's loss, micro-batch by micro-batch; the means of its terms.
 
+    Of several processes each has the gradients of its own rows, which `Optimizer.step` adds up, and the means over all.
     Each micro-batch gives a SUM, divided by the minibatch's number of terms: the size of micro-batches changes nothing
     but memory, speed and rounding.
     """
-    sums: dict[str, float] = {}
-    maxima: dict[str, float] = {}
-    for _, micro in microbatches(minibatch, microbatch_tokens):
+    passes: list[tuple[Figures, Figures]] = []
+    for rows, micro in microbatches(minibatch, microbatch_tokens):
         micro = micro.to(model.device)
         terms = objective(model(micro), micro)
+        if len(rows) == 0:
+            terms = terms.uncounted()
         (terms.loss_sum / minibatch.num_terms).backward()
-        for name, value in terms.sums.items():
-            sums[name] = sums.get(name, 0.0) + float(value)
-        for name, value in terms.maxima.items():
-            maxima[name] = max(maxima.get(name, -math.inf), float(value))
+        passes.append((_numbers(terms.sums), _numbers(terms.maxima)))
+    sums: Figures = {}
+    maxima: Figures = {}
+    for of_pass, largest in chain.from_iterable(ranks.gather(passes)):
+        for name, value in of_pass.items():
+            sums[name] = sums.get(name, 0.0) + value
+        for name, value in largest.items():
+            maxima[name] = max(maxima.get(name, -math.inf), value)
     return {name: value / minibatch.num_terms for name, value in sums.items()} | maxima
 
 
@@ -253,6 +261,10 @@ def _gradients(
         stats["ptx_loss"] = rehearsal.accumulate(demonstrations, microbatch_tokens)
         stats["loss"] += rehearsal.coef * stats["ptx_loss"]
     return stats
+
+
+def _numbers(tensors: dict[str, Tensor]) -> Figures:
+    return {name: float(value) for name, value in tensors.items()}
 
 
 def _minibatches(experience: Experience, plan: UpdatePlan, seed: int) -> Iterator[Experience]:

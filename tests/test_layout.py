@@ -87,6 +87,7 @@ LAYERS = [
         "pipeline.finished",
         "pipeline.interruption",
         "pipeline.out_of_memory",
+        "pipeline.ranks",
     ],
     ["pipeline.errors", "pipeline.__init__"],
 ]

@@ -9,7 +9,11 @@ class RuntimeParams(Section):
     """Section `runtime`. Changing it reruns nothing. It may change rounding: see docs/reproducibility.md."""
 
     device: Literal["auto", "cpu", "cuda"] = param("auto takes a GPU where there is one", "auto")
-    threads: int = param("CPU threads; the number changes the last bits of results", 2, ge=1)
+    launch: Literal["single", "ddp", "fsdp"] = param(
+        "processes at work on one stage: single: one; ddp: each holds the base; fsdp: they hold it together", "single"
+    )
+    processes: int = param("how many with ddp and fsdp, on GPUs one for each", 2, ge=2)
+    threads: int = param("CPU threads of a process; the number changes the last bits of results", 2, ge=1)
     deterministic: bool = param("deterministic algorithms only", True)
     attention: Literal["auto", "recompute", "eager", "sdpa"] = param(
         "recompute: eager without keeping scores; auto: that on CPU, where sdpa's backward is slow, and sdpa on a GPU",
