@@ -105,11 +105,15 @@ def _is_started() -> bool:
 def _cause(failures: dict[int, ProcessFailure], processes: int) -> UserError | Interrupted:
     """The failure that came first; that a process has lost another is none."""
 
+    def said(rank: int) -> str:
+        told = failures[rank].message  # torch's annotation says str
+        return told["message"] if isinstance(told, dict) else told
+
     def order(rank: int) -> tuple[bool, int, int]:
-        return failures[rank].message.startswith(PeerLostError.__name__), failures[rank].timestamp, rank
+        return said(rank).startswith(PeerLostError.__name__), failures[rank].timestamp, rank
 
     rank = min(failures, key=order)
     failure = failures[rank]
     if failure.exitcode > 128:  # as a shell has it: stopped by a signal that came to one of them
         return Interrupted(Signals(failure.exitcode - 128))
-    return TrainingError(f"process {rank} of {processes} failed: {failure.message}")
+    return TrainingError(f"process {rank} of {processes} failed: {said(rank)}")

@@ -94,13 +94,16 @@ def of_main(work: Callable[[], T]) -> T:
 
 
 def poll() -> None:
-    """A place to stop at, where nobody waits for this process; with others there is none but `gather`.
+    """A place to stop at inside a pass. Of several processes, this one waits for the others in the place of their next `gather`.
 
     Raises:
         Interrupted: a signal has come.
+        PeerLostError: another process has ended.
     """
     if count() == 1:
         interruption.poll()
+    elif interruption.received() is not None:
+        gather(_GaveUp())
 
 
 def block(items: Sequence[T]) -> Sequence[T]:

@@ -23,6 +23,7 @@ LAYERS = [
         "pipeline.development",
         "pipeline.held_out",
         "pipeline.stage",
+        "pipeline.launch",
         "pipeline.recovery",
         "pipeline.opening",
         "pipeline.summary",
