@@ -85,6 +85,8 @@ def joined(stage: str, runtime: RuntimeParams) -> Iterator[None]:
     gpu = runtime.device != "cpu" and torch.cuda.is_available()
     if gpu:
         torch.cuda.set_device(int(os.environ["LOCAL_RANK"]))
+    if runtime.launch == "fsdp":
+        ranks.keep_step()
     # what is no tensor goes over gloo on every machine
     dist.init_process_group("cpu:gloo,cuda:nccl" if gpu else "gloo", timeout=UNHURRIED)
     yield

@@ -64,7 +64,7 @@ class PieceSize:
             undo: throws away what work that was broken off has left, such as gradients half summed up.
 
         Raises:
-            RuntimeError, MemoryError: pieces of size 1 do not fit either.
+            RuntimeError, MemoryError: pieces of size 1 do not fit either, or processes go through a pass in step.
         """
         random = RandomStates()
         before = random.state_dict()
@@ -73,7 +73,7 @@ class PieceSize:
             try:
                 return work(allowed)
             except (RuntimeError, MemoryError) as error:
-                if allowed == 1 or out_of_memory(error) is None:
+                if allowed == 1 or ranks.in_step() or out_of_memory(error) is None:
                     raise
                 if not isinstance(error, ranks.OutOfMemoryElsewhere):
                     ranks.give_up()

@@ -24,6 +24,12 @@ T = TypeVar("T")
 RANK, COUNT = "RANK", "WORLD_SIZE"  # torchrun's names for them
 
 
+class _Step:
+    """How processes go through a pass. They belong to the machine, so there is one of these."""
+
+    kept = False
+
+
 class OutOfMemoryElsewhere(MemoryError):
     """Another process has run out of memory: all do the pass again."""
 
@@ -45,6 +51,16 @@ def count() -> int:
 def is_main() -> bool:
     """Whether this is the process that writes and speaks for all."""
     return rank() == 0
+
+
+def keep_step() -> None:
+    """From now on processes wait for each other inside passes too, as with FSDP: none can leave one, or do it again, alone."""
+    _Step.kept = True
+
+
+def in_step() -> bool:
+    """Whether they do."""
+    return _Step.kept
 
 
 def exchange(value: T) -> list[T]:
@@ -102,7 +118,7 @@ def poll() -> None:
     """
     if count() == 1:
         interruption.poll()
-    elif interruption.received() is not None:
+    elif interruption.received() is not None and not in_step():
         gather(_GaveUp())
 
 

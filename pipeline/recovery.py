@@ -84,6 +84,7 @@ class Recovery:
         self.clock = clock
         self._parts: dict[str, Resumable] = {}
         self._optimizer: Optimizer
+        self._number = 0  # of places reached
         self._last: Checkpoint | None = None  # taken down, perhaps not written
         self._saved: Checkpoint | None = None
         self._saved_at = clock()
@@ -123,6 +124,7 @@ class Recovery:
         for name, part in self._parts.items():
             part.load_state_dict(checkpoint.state[name])
         self._last = self._saved = checkpoint
+        self._number = checkpoint.number
         self._say(f"goes on after {checkpoint.place}, from {self.folder}.")
         now = self._circumstances
         for what, then in checkpoint.made_under.items():
@@ -132,10 +134,11 @@ class Recovery:
 
     def reached(self, place: str) -> None:
         """Nothing is half done here: takes down all parts, and writes them where a checkpoint is due."""
-        number = self._last.number + 1 if self._last else 1
-        self._last = Checkpoint(number, place, self._circumstances, self._state())
-        steps = number - (self._saved.number if self._saved else 0)
-        if steps >= self.every_steps or self.clock() - self._saved_at >= self.every_seconds:
+        self._number += 1
+        due = ranks.of_main(self._is_due)  # the processes' clocks differ
+        if due or not ranks.in_step():  # in step, moments lie with all processes: collecting them takes time
+            self._last = Checkpoint(self._number, place, self._circumstances, self._state())
+        if due:
             self.save()
 
     def save(self) -> str | None:
@@ -146,6 +149,10 @@ class Recovery:
                 write_checkpoint(self.folder, self._last)
             self._saved, self._saved_at = self._last, self.clock()
         return self._saved and f"after {self._saved.place}, which is kept in {self.folder}"
+
+    def _is_due(self) -> bool:
+        steps = self._number - (self._saved.number if self._saved else 0)
+        return steps >= self.every_steps or self.clock() - self._saved_at >= self.every_seconds
 
     def _unmoved(self) -> bool:
         """Whether no optimizer step has begun since: one that an error has broken off leaves weights half changed."""

@@ -21,6 +21,7 @@ from pipeline.params.runtime import RuntimeParams
 from pipeline.randomness import uniforms
 from pipeline.roles import Policy
 from pipeline.sampler import OpenDecoder, decoding
+from pipeline.sharding import whole
 
 BLOCK = 256  # tokens per block of the vocabulary, see invert_cdf
 
@@ -76,7 +77,10 @@ def _generate(policy: Policy, prompts: Sequence[Prompt], sampling: Sampling, ste
     asked = [(prompt, sample) for prompt in prompts for sample in range(sampling.samples)]
     columns = max(len(prompt.ids) for prompt in prompts) + sampling.max_new_tokens
     merge, decoder = sampling.weights == "merged", sampling.decoder
-    with decoding(policy.backbone, policy.adapter, merge, decoder, sampling.cuda_graphs, columns) as open_decoder:
+    with (
+        whole(policy.backbone.decoder),
+        decoding(policy.backbone, policy.adapter, merge, decoder, sampling.cuda_graphs, columns) as open_decoder,
+    ):
         mine = ranks.block(asked)
         for start in range(0, len(mine), sampling.chunk):
             chunk = mine[start : start + sampling.chunk]

@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.distributed.optim import ZeroRedundancyOptimizer
 
 from pipeline import ranks
 from pipeline.batch import Batch, Experience, Sequences, microbatches
@@ -48,13 +49,16 @@ class Optimizer:
         self.schedule = schedule
         self.steps_taken = 0
         self.non_finite_in_a_row = 0
+        settings = [{"params": group.parameters, "lr": group.lr} for group in groups]
         # foreach=False: one fixed order of operations on every device
-        self._adam = torch.optim.Adam(
-            [{"params": group.parameters, "lr": group.lr} for group in groups],
-            eps=ADAM_EPS,
-            weight_decay=0.0,
-            foreach=False,
-        )
+        chosen: dict[str, Any] = {"eps": ADAM_EPS, "weight_decay": 0.0, "foreach": False}
+        if (
+            ranks.in_step()
+        ):  # each process has the moments of some parameters, steps these, and sends them to the others
+            self._adam = ZeroRedundancyOptimizer(settings, torch.optim.Adam, **chosen)
+            self._own = self._adam.optim
+        else:
+            self._adam = self._own = torch.optim.Adam(settings, **chosen)
 
     @property
     def parameters(self) -> list[nn.Parameter]:
@@ -100,12 +104,13 @@ class Optimizer:
 
     def state_dict(self) -> dict[str, Any]:
         """Weights, Adam's moments and step counts, and the place in the schedule; the tensors are those in use."""
+        # a parameter that has had no gradient yet has no moments
+        moments = {str(index): dict(of_one) for index, of_one in self._own.state_dict()["state"].items()}
         return {
             "steps_taken": self.steps_taken,
             "non_finite_in_a_row": self.non_finite_in_a_row,
             "weights": {group.name: list(group.parameters) for group in self.groups},
-            # a parameter that has had no gradient yet has no moments
-            "adam": {str(index): dict(moments) for index, moments in self._adam.state_dict()["state"].items()},
+            "adam": ranks.exchange(moments) if ranks.in_step() else moments,
         }
 
     @torch.no_grad()
@@ -116,8 +121,9 @@ class Optimizer:
         for group in self.groups:
             for parameter, weights in zip(group.parameters, state["weights"][group.name], strict=True):
                 parameter.copy_(weights)
-        moments = {int(index): of_parameter for index, of_parameter in state["adam"].items()}
-        self._adam.load_state_dict({"state": moments, "param_groups": self._adam.state_dict()["param_groups"]})
+        saved = state["adam"][ranks.rank()] if ranks.in_step() else state["adam"]
+        moments = {int(index): of_one for index, of_one in saved.items()}
+        self._own.load_state_dict({"state": moments, "param_groups": self._own.state_dict()["param_groups"]})
 
 
 def cosine_to_tenth(total_steps: int, warmup_share: float) -> Callable[[int], float]:

@@ -57,6 +57,7 @@ LAYERS = [
         "pipeline.weights",
         "pipeline.checkpoint",
         "pipeline.lora",
+        "pipeline.sharding",
         "pipeline.attention",
         "pipeline.blocks",
         "pipeline.quantization",

@@ -46,9 +46,9 @@ def weights(parameters: list[nn.Parameter]) -> list[Tensor]:
     return [parameter.detach().clone() for parameter in parameters]
 
 
-def offline_step(folder: Path, stage: str) -> dict[str, Any]:
+def offline_step(folder: Path, stage: str, **keys: Any) -> dict[str, Any]:
     """One optimizer step on seven rows, or pairs of them."""
-    backbone = backbone_in(folder)
+    backbone = backbone_in(folder, **keys)
     head = reward_head(backbone.hidden_size)
     groups = [ParameterGroup("adapter", backbone.train("sft"), 1e-2)]
     if stage == "sft":
@@ -70,25 +70,25 @@ def offline_step(folder: Path, stage: str) -> dict[str, Any]:
     return {"weights": weights(optimizer.parameters), "before": before, "figures": figures, "rows": sum(seen)}
 
 
-def online_world(folder: Path, algorithm: str) -> World:
+def online_world(folder: Path, algorithm: str, **keys: Any) -> World:
     """With everything on that is made of more than one row: whitening, groups, moments of scores, rehearsal."""
     cfg = ppo_params(
         algorithm=algorithm, normalize_scores=True, stop_kl=None, kl_coef=0.1, rollout_size=6, minibatch_size=3, group_size=2
     )  # fmt: skip
-    return World(partial(backbone_in, folder), cfg, lr=1e-3)
+    return World(partial(backbone_in, folder, **keys), cfg, lr=1e-3)
 
 
-def sampled(folder: Path) -> dict[str, Any]:
+def sampled(folder: Path, **keys: Any) -> dict[str, Any]:
     """Two answers to each of eight prompts of 3 to 24 tokens; and how many rows this process has decoded."""
-    world = online_world(folder, "ppo")
+    world = online_world(folder, "ppo", **keys)
     seen = rows_seen(world.backbone)
     rollout = generate(world.policy, world.prompts, replace(SAMPLING, samples=2, chunk=3), step=0)
     return {"rollout": rollout, "rows": sum(seen)}
 
 
-def online_step(folder: Path, algorithm: str, rollout: Rollout) -> dict[str, Any]:
+def online_step(folder: Path, algorithm: str, rollout: Rollout, **keys: Any) -> dict[str, Any]:
     """Beats 2 and 3 from a given rollout: two epochs of minibatches of three rows, the last one of one row."""
-    world = online_world(folder, algorithm)
+    world = online_world(folder, algorithm, **keys)
     cfg, recipe = world.cfg, algorithm_of(world.cfg)
     seen, before = rows_seen(world.backbone), weights(world.optimizer.parameters)
     experience = evaluate(
