@@ -65,12 +65,12 @@ def stage_file(name: str) -> Path:
     return Path(*module.split(".")).with_suffix(".py")
 
 
-# Modules that cannot change a stage's output bytes: they raise, report, draw, wait, end the process, or refuse to start.
+# Modules that cannot change a stage's output bytes: they raise, report, draw, wait, start or end processes, or refuse to start.
 # Through them nothing that they import can either.
 EXEMPT = {
     *(
         Path("pipeline", name)
-        for name in ("errors.py", "masking.py", "progress.py", "interruption.py", "finished.py", "lock.py")
+        for name in ("errors.py", "masking.py", "progress.py", "interruption.py", "finished.py", "lock.py", "launch.py")
     ),
     *(
         path.relative_to(ROOT)

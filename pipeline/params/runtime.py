@@ -2,6 +2,8 @@
 
 from typing import Literal
 
+from pydantic import model_validator
+
 from pipeline.params.section import Section, param
 
 
@@ -52,3 +54,14 @@ class RuntimeParams(Section):
         "seconds that a stage's end waits for MLflow; what it has not taken by then is sent later", 20.0, ge=0
     )
     experiment: str = param("MLflow's experiment", "solo-rlhf")
+
+    @model_validator(mode="after")
+    def _fsdp_holds_no_copies(self) -> "RuntimeParams":
+        asked = {"base_cache": self.base_cache == "on", "compile": self.compile != "off"}
+        for key, whole in asked.items():
+            if self.launch == "fsdp" and whole:
+                raise ValueError(
+                    f"runtime.{key} is {getattr(self, key)} but with runtime.launch fsdp no process keeps whole weights; "
+                    f"set it to off, or runtime.launch to ddp."
+                )
+        return self
