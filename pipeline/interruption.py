@@ -16,6 +16,7 @@ import psutil
 
 # Not SIGTERM: where a whole process group is ended, the parent's death must not count as the second signal.
 PARENT_DIED = signal.SIGUSR2
+TORCHRUN = "TORCHELASTIC_RUN_ID"  # a variable of processes that torchrun has started
 STOPPING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
@@ -58,7 +59,7 @@ def listening() -> Iterator[None]:
     _Asked.received, _Asked.waits_for_poll = None, True
     ended = threading.Event()
     try:
-        if "TORCHELASTIC_RUN_ID" in os.environ:  # one of several processes, which torchrun started
+        if TORCHRUN in os.environ:
             threading.Thread(target=_tell_of_death, args=(psutil.Process(os.getppid()), ended), daemon=True).start()
         elif "DVC_STAGE" in os.environ:
             threading.Thread(target=_tell_of_death, args=(_dvc(), ended), daemon=True).start()

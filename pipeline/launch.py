@@ -21,7 +21,7 @@ from torch.distributed.launcher.api import LaunchConfig, elastic_launch
 
 from pipeline import ranks
 from pipeline.errors import ParameterError, PeerLostError, TrainingError, UserError
-from pipeline.interruption import Interrupted
+from pipeline.interruption import TORCHRUN, Interrupted
 from pipeline.params.runtime import RuntimeParams
 
 UNDIVIDED = ("prepare", "warmup")  # stages without a pass that is worth dividing
@@ -34,7 +34,7 @@ PEER_SECONDS = 2  # the process that ended first is to be seen first
 
 def is_due(stage: str, runtime: RuntimeParams) -> bool:
     """Whether processes are still to be started for the stage."""
-    return runtime.launch != "single" and stage not in UNDIVIDED and not _is_started()
+    return runtime.launch != "single" and stage not in UNDIVIDED and TORCHRUN not in os.environ
 
 
 def start(stage: str, processes: int) -> None:
@@ -77,14 +77,19 @@ def joined(stage: str, runtime: RuntimeParams) -> Iterator[None]:
     if ranks.count() != wanted:
         raise ParameterError(
             f"runtime.launch is {runtime.launch} and runtime.processes {runtime.processes}, so {stage} wants {wanted} processes, "
-            f"but {ranks.COUNT} says that {ranks.count()} were started; change one of them, or start the stage without torchrun."
+            f"but torchrun has started {ranks.count()}; change one of them, or start the stage without torchrun."
         )
     if ranks.count() == 1:
         yield
         return
     gpu = runtime.device != "cpu" and torch.cuda.is_available()
     if gpu:
-        torch.cuda.set_device(int(os.environ["LOCAL_RANK"]))
+        if (place := int(os.environ["LOCAL_RANK"])) >= torch.cuda.device_count():
+            raise ParameterError(
+                f"runtime.processes is {runtime.processes} but this machine has {torch.cuda.device_count()} GPUs, and each process "
+                "takes one; set it to that number or less."
+            )
+        torch.cuda.set_device(place)
     if runtime.launch == "fsdp":
         ranks.keep_step()
     # what is no tensor goes over gloo on every machine
@@ -98,10 +103,6 @@ def hand_over(error: BaseException) -> None:
     get_error_handler().record_exception(error)
     if isinstance(error, PeerLostError):
         time.sleep(PEER_SECONDS)
-
-
-def _is_started() -> bool:
-    return "TORCHELASTIC_RUN_ID" in os.environ
 
 
 def _cause(failures: dict[int, ProcessFailure], processes: int) -> UserError | Interrupted:

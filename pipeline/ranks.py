@@ -21,7 +21,7 @@ from pipeline.errors import PeerLostError
 from pipeline.interruption import Interrupted
 
 T = TypeVar("T")
-RANK, COUNT = "RANK", "WORLD_SIZE"  # torchrun's names for them
+RANK, COUNT = "RANK", "WORLD_SIZE"  # clusters set them too: they mean something where torchrun has started the process
 
 
 class _Step:
@@ -40,12 +40,12 @@ class _GaveUp:
 
 def rank() -> int:
     """This process's number, from 0."""
-    return int(os.environ.get(RANK, "0"))
+    return int(os.environ[RANK]) if interruption.TORCHRUN in os.environ else 0
 
 
 def count() -> int:
     """How many processes there are."""
-    return int(os.environ.get(COUNT, "1"))
+    return int(os.environ[COUNT]) if interruption.TORCHRUN in os.environ else 1
 
 
 def is_main() -> bool:

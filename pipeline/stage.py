@@ -190,10 +190,9 @@ def run_stage(name: str, body: Callable[[Stage], None], section: str | None = No
                 if ranks.is_main():
                     finished.leave(folder, name, dvc_lock(name))
     except UserError as error:
+        launch.hand_over(error)
         if ranks.count() == 1:
             console.print(f"{name}: {error}", markup=False, style="red")
-        else:
-            launch.hand_over(error)
         sys.exit(1)
     except Interrupted as stop:
         sys.exit(stop.exit_status)

@@ -25,7 +25,7 @@ def in_processes(count: int, scratch: Path, work: Callable[..., Any], *arguments
 
 
 def _one(rank: int, count: int, scratch: Path, work: Callable[..., Any], arguments: tuple[Any, ...]) -> None:
-    os.environ |= {"RANK": str(rank), "WORLD_SIZE": str(count)}
+    os.environ |= {"TORCHELASTIC_RUN_ID": "test", "RANK": str(rank), "WORLD_SIZE": str(count)}
     torch.set_num_threads(1)
     dist.init_process_group("gloo", init_method=f"file://{scratch / 'meet'}", rank=rank, world_size=count)
     torch.save(work(*arguments), scratch / f"result-{rank}")

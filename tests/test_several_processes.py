@@ -1,5 +1,6 @@
 """Two processes over gloo do what one does on the same batches: samples, updates, figures; and each does its share of the work."""
 
+import os
 from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
@@ -13,17 +14,21 @@ from several import in_processes
 from torch import Tensor, nn
 from worlds import SAMPLING, World, ppo_params
 
+from pipeline import ranks
 from pipeline.algorithms import algorithm_of
 from pipeline.backbone import Backbone
-from pipeline.batch import Pairs, Rollout
+from pipeline.batch import Pairs, Rollout, Sequences
 from pipeline.data.examples import sequences
 from pipeline.evaluation import evaluate, score_normalizer, summarize, summarize_critic
 from pipeline.heads import reward_head
 from pipeline.objectives.offline import bradley_terry, sft
+from pipeline.objectives.terms import Terms
 from pipeline.offline import train_offline
-from pipeline.roles import Policy, RewardModel
+from pipeline.out_of_memory import MICROBATCH, reporting
+from pipeline.ranks import add_up_gradients
+from pipeline.roles import Policy, PolicyOutput, RewardModel
 from pipeline.rollout import generate
-from pipeline.update import Optimizer, ParameterGroup, Rehearsal, UpdatePlan, cosine_to_tenth, update
+from pipeline.update import Optimizer, ParameterGroup, Rehearsal, UpdatePlan, accumulate, cosine_to_tenth, update
 
 CLOSE = 1e-5  # what summing up in another order may change in float32
 # Seven rows of 3 to 14 tokens: a number that two do not divide, and every row of another length than its neighbours.
@@ -53,10 +58,7 @@ def offline_step(folder: Path, stage: str, **keys: Any) -> dict[str, Any]:
     groups = [ParameterGroup("adapter", backbone.train("sft"), 1e-2)]
     if stage == "sft":
         model, batch = Policy(backbone, "sft", 1.0, 16), ROWS
-
-        def objective(output: Any, rows: Any) -> Any:
-            return sft(output.logprobs_BR, rows.response_mask_BR)
-
+        objective = sft_terms
     else:
         model, batch = RewardModel(backbone, "sft", head), PAIRS
         groups.append(ParameterGroup("head", [head.linear.weight], 1e-2))
@@ -68,6 +70,10 @@ def offline_step(folder: Path, stage: str, **keys: Any) -> dict[str, Any]:
     seen, figures, before = rows_seen(backbone), {}, weights(optimizer.parameters)
     train_offline(model, [batch], optimizer, objective, TOKENS, False, lambda _, stats: figures.update(stats))
     return {"weights": weights(optimizer.parameters), "before": before, "figures": figures, "rows": sum(seen)}
+
+
+def sft_terms(output: PolicyOutput, rows: Sequences) -> Terms:
+    return sft(output.logprobs_BR, rows.response_mask_BR)
 
 
 def online_world(folder: Path, algorithm: str, **keys: Any) -> World:
@@ -110,12 +116,34 @@ def online_step(folder: Path, algorithm: str, rollout: Rollout, **keys: Any) -> 
 ALGORITHMS = ("ppo", "reinforce", "rloo", "grpo")
 
 
+def short_of_memory(folder: Path) -> dict[str, Any]:
+    """A pass with gradients and one without, where the second process has no room for more than one row."""
+    backbone = backbone_in(folder)
+    policy, parameters = Policy(backbone, "sft", 1.0, 16), backbone.train("sft")
+    told: list[int] = []
+
+    class Short(Policy):
+        def __call__(self, batch: Sequences) -> PolicyOutput:
+            if ranks.rank() == 1 and len(batch) > 1:
+                raise RuntimeError("DefaultCPUAllocator: can't allocate memory")
+            return super().__call__(batch)
+
+    short = Short(**vars(policy))
+    with reporting(lambda _, limit: told.append(limit)), backbone.training(dropout=False):
+        scored = short.logprobs_all(ROWS, 4 * TOKENS)
+        stats = MICROBATCH.fit(4 * TOKENS, lambda size: accumulate(short, ROWS, sft_terms, size))
+    add_up_gradients(parameters)
+    gradients = [parameter.grad.clone() for parameter in parameters]
+    return {"told": told, "scored": scored, "stats": stats, "gradients": gradients}
+
+
 def everything(folder: Path, rollout: Rollout) -> dict[str, dict[str, Any]]:
     """All that is compared, made in one go: starting a process takes longer than its work."""
     return (
         {stage: offline_step(folder, stage) for stage in ("sft", "reward")}
         | {algorithm: online_step(folder, algorithm, rollout) for algorithm in ALGORITHMS}
-        | {"samples": sampled(folder)}
+        | {"samples": sampled(folder), "short": short_of_memory(folder)}
+        | {"of_main": ranks.of_main(lambda: os.getpid())}
     )
 
 
@@ -177,3 +205,19 @@ def test_each_process_does_half_of_the_work(made: dict[int, list[dict]], what: s
     alone, *shares = (process[what]["rows"] for process in (*made[1], *made[2]))
     assert 0.9 * alone <= sum(shares)
     assert max(shares) <= 0.7 * alone
+
+
+def test_where_one_process_is_short_of_memory_all_do_the_pass_again_in_halves(made: dict[int, list[dict]]) -> None:
+    alone, *both = (process["short"] for process in (*made[1], *made[2]))
+    assert alone["told"] == []
+    assert both[0]["told"] == both[1]["told"] != []
+    for found in both:
+        assert float((found["scored"] - alone["scored"]).abs().max()) < CLOSE
+        assert found["stats"] == pytest.approx(alone["stats"], rel=1e-5)
+        for mine, one in zip(found["gradients"], alone["gradients"], strict=True):
+            assert float((mine - one).abs().max()) < CLOSE
+
+
+def test_what_is_to_be_done_once_is_done_in_the_main_process(made: dict[int, list[dict]]) -> None:
+    first, second = (process["of_main"] for process in made[2])
+    assert first == second != made[1][0]["of_main"]

@@ -62,6 +62,6 @@ class RuntimeParams(Section):
             if self.launch == "fsdp" and whole:
                 raise ValueError(
                     f"runtime.{key} is {getattr(self, key)} but with runtime.launch fsdp no process keeps whole weights; "
-                    f"set it to off, or runtime.launch to ddp."
+                    "set it to off, or runtime.launch to ddp."
                 )
         return self
