@@ -11,7 +11,7 @@ import os
 import sys
 import time
 from collections.abc import Iterator
-from signal import Signals
+from signal import SIGTERM, Signals
 
 import torch
 import torch.distributed as dist
@@ -106,17 +106,18 @@ def hand_over(error: BaseException) -> None:
 
 
 def _cause(failures: dict[int, ProcessFailure], processes: int) -> UserError | Interrupted:
-    """The failure that came first; that a process has lost another is none."""
+    """The first failure that no other one has caused; they are in the order in which they were seen."""
 
     def said(rank: int) -> str:
         told = failures[rank].message  # torch's annotation says str
         return told["message"] if isinstance(told, dict) else told
 
-    def order(rank: int) -> tuple[bool, int, int]:
-        return said(rank).startswith(PeerLostError.__name__), failures[rank].timestamp, rank
+    def order(rank: int) -> tuple[bool, int]:
+        ended_by_torchrun = failures[rank].exitcode == -SIGTERM
+        return ended_by_torchrun or said(rank).startswith(PeerLostError.__name__), failures[rank].timestamp
 
     rank = min(failures, key=order)
-    failure = failures[rank]
-    if failure.exitcode > 128:  # as a shell has it: stopped by a signal that came to one of them
-        return Interrupted(Signals(failure.exitcode - 128))
+    status = failures[rank].exitcode
+    if status > 128:  # as a shell has it: stopped by a signal that came to one of them
+        return Interrupted(Signals(status - 128))
     return TrainingError(f"process {rank} of {processes} failed: {said(rank)}")
