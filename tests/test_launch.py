@@ -7,12 +7,15 @@ import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from conftest import ROOT
 from ruamel.yaml import YAML
 from several import ENVIRONMENT
 from test_interruption import gone, wait_for
+
+from pipeline.launch import _cause
 
 SCRIPT = ROOT / "tests/launched.py"
 MINUTE = 60
@@ -160,3 +163,20 @@ def test_a_number_of_processes_that_nobody_asked_for_is_refused(
     set_runtime(project, project / "params.yaml", launch=launch)
     by_hand = {"RANK": "0", "WORLD_SIZE": count, "TORCHELASTIC_RUN_ID": "x"}
     assert begin(project, **by_hand).wait(MINUTE) == 1
+
+
+@pytest.mark.parametrize(
+    ("failures", "message"),
+    [
+        ({1: (-9, "Signal 9"), 0: (1, "PeerLostError: gone")}, "process 1 of 2 failed: Signal 9"),
+        ({0: (1, "PeerLostError: gone"), 1: (1, "ValueError: 3")}, "process 1 of 2 failed: ValueError: 3"),
+        ({1: (-9, "Signal 9"), 0: (-15, "Signal 15")}, "process 1 of 2 failed: Signal 9"),
+        ({1: (1, "DataError: x"), 0: (1, "DataError: x")}, "process 1 of 2 failed: DataError: x"),
+    ],
+)
+def test_the_cause_is_no_failure_that_another_has_caused(failures: dict, message: str) -> None:
+    """All within one second, which is as fine as torchrun's clock is."""
+    told = {
+        rank: SimpleNamespace(exitcode=status, message=text, timestamp=7) for rank, (status, text) in failures.items()
+    }
+    assert str(_cause(told, 2)) == message
