@@ -8,8 +8,9 @@ Processes meet in `exchange`, in the same order everywhere. Weights are the same
 averaged: objectives give sums, which are divided by the number of terms of ALL rows (`Batch.num_terms`).
 """
 
+import contextlib
 import os
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, TypeVar
 
 import torch
@@ -72,11 +73,17 @@ def exchange(value: T) -> list[T]:
     if count() == 1:
         return [value]
     values: list[Any] = [None] * count()
-    try:
+    with _all_present():
         dist.all_gather_object(values, value)
+    return values
+
+
+@contextlib.contextmanager
+def _all_present() -> Iterator[None]:
+    try:
+        yield
     except RuntimeError as error:  # torch has no class of its own for a connection that has broken
         raise PeerLostError(f"another process of this stage has ended ({error}).") from error
-    return values
 
 
 def gather(value: T) -> list[T]:
@@ -134,11 +141,16 @@ def dealt(rows: Tensor) -> Tensor:
 
 @torch.no_grad()
 def add_up_gradients(parameters: Iterable[nn.Parameter]) -> None:
-    """Puts the sum over all processes in the place of each gradient; a parameter without a gradient has none anywhere."""
+    """Puts the sum over all processes in the place of each gradient; a parameter without a gradient has none anywhere.
+
+    Raises:
+        PeerLostError: another process has ended.
+    """
     if count() == 1:
         return
     gradients = [parameter.grad for parameter in parameters if parameter.grad is not None]
     flat = torch.cat([gradient.flatten() for gradient in gradients])
-    dist.all_reduce(flat)
+    with _all_present():
+        dist.all_reduce(flat)
     for gradient, part in zip(gradients, flat.split([gradient.numel() for gradient in gradients]), strict=True):
         gradient.copy_(part.view_as(gradient))

@@ -52,9 +52,8 @@ class Optimizer:
         settings = [{"params": group.parameters, "lr": group.lr} for group in groups]
         # foreach=False: one fixed order of operations on every device
         chosen: dict[str, Any] = {"eps": ADAM_EPS, "weight_decay": 0.0, "foreach": False}
-        if (
-            ranks.in_step()
-        ):  # each process has the moments of some parameters, steps these, and sends them to the others
+        if ranks.in_step():
+            # each process has the moments of some parameters, steps these, and sends them to the others
             self._adam = ZeroRedundancyOptimizer(settings, torch.optim.Adam, **chosen)
             self._own = self._adam.optim
         else:
@@ -75,7 +74,9 @@ class Optimizer:
         self._adam.zero_grad(set_to_none=True)
 
     def step(self, loss: float) -> dict[str, float]:
-        """One step with the gradients at hand, those of all processes together, unless loss or gradients are not finite; then they are thrown away.
+        """One step with the gradients at hand, unless loss or gradients are not finite; then they are thrown away.
+
+        Of several processes all come here, each with its own gradients, and take the step that the sums of them call for.
 
         Raises:
             TrainingError: that happened several times in a row.
