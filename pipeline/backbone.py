@@ -18,6 +18,7 @@ from pipeline.errors import BaseModelError, TrainingError
 from pipeline.files import write_json
 from pipeline.lora import replace_forwards
 from pipeline.params.base import LoraParams
+from pipeline.sharding import shard
 from pipeline.weights import CONFIG, ORIGIN, WEIGHTS, hash_tensors, read_json, read_tensors, save_tensors
 
 
@@ -44,12 +45,14 @@ class Backbone:
         identity: BaseIdentity,
         checkpointing: bool = False,
         packing: bool = False,
+        sharded: bool = False,
     ):
         self.causal = causal
         self.decoder = causal.base_model
         self.device = device
         self.identity = identity
         self.packing = packing
+        self.sharded = sharded
         self.head_VH: Tensor = causal.get_output_embeddings().weight
         self.hidden_size: int = self.head_VH.shape[1]
         self._peft: PeftModel | None = None
@@ -169,7 +172,7 @@ class Backbone:
         return hash_tensors({key: value for key, value in self.causal.state_dict().items() if ".lora_" not in key})
 
     def train(self, name: str) -> list[nn.Parameter]:
-        """Makes `name` the one trainable adapter; its parameters.
+        """Makes `name` the one trainable adapter; its parameters. With FSDP, processes hold the base together from here on.
 
         Raises:
             TrainingError: the adapter has no parameters.
@@ -177,6 +180,8 @@ class Backbone:
         parameters = self.adapter_parameters(name)
         if not parameters:
             raise TrainingError(f"There is no adapter {name} to train, or it has no parameters.")
+        if self.sharded:
+            shard(self.decoder, self.device)
         self._trainable = name
         self.activate(name)
         self._say_what_is_trainable()

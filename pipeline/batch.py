@@ -8,13 +8,14 @@ Response token t of row b stands at column prompt_lengths_B[b] + t of T; index t
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, fields, replace
+from itertools import chain
 from typing import ClassVar, Self
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from pipeline import interruption
+from pipeline import ranks
 from pipeline.out_of_memory import MICROBATCH
 from pipeline.tensors import length_mask
 
@@ -204,11 +205,20 @@ def microbatches(batch: Batch, tokens: int) -> Iterator[tuple[Tensor, Batch]]:
 
     Rows of like length are together, so that little is padded; a row that is longer than that is alone. The order is a
     function of the batch alone: two passes over one batch see the same shapes. Before each a stage may be stopped.
+
+    Of several processes each gets its own rows, of like length to those of the others, and all get the same number of
+    micro-batches. Where rows have run out for a process, `rows` is empty and the batch is somebody else's row: nothing of it counts.
     """
     lengths_B, order_B = batch.lengths_B.cpu().sort(stable=True)
-    for rows in order_B.split(_sizes((lengths_B * batch.sequences_per_row).tolist(), tokens)):
-        interruption.poll()
-        yield rows, batch.select(rows)
+    # in a round each process gets one row; the last is the widest
+    widths = [int(widths_b[-1]) for widths_b in (lengths_B * batch.sequences_per_row).split(ranks.count())]
+    start = 0
+    for rounds in _sizes(widths, tokens):
+        of_all = order_B[start : start + rounds * ranks.count()]
+        start += len(of_all)
+        rows = ranks.dealt(of_all)
+        ranks.poll()
+        yield rows, batch.select(rows if len(rows) else of_all[:1])
 
 
 def _sizes(widths: list[int], tokens: int) -> list[int]:
@@ -240,14 +250,16 @@ def map_rows(
 def _map_rows(
     function: Callable[[Batch], tuple[Tensor, ...]], batch: Batch, microbatch_tokens: int, minibatch_size: int | None
 ) -> tuple[Tensor, ...]:
-    results: list[list[Tensor]] = []
+    passes: list[tuple[Tensor, list[Tensor]]] = []
+    start = 0
     for part in batch.split(minibatch_size or len(batch)):
-        of_part: list[list[Tensor]] = [[] for _ in range(len(part))]
         for rows, micro in microbatches(part, microbatch_tokens):
-            outputs = [output.cpu() for output in function(micro)]
-            for place, row in enumerate(rows.tolist()):
-                of_part[row] = [output[place] for output in outputs]
-        results += of_part
+            passes.append((start + rows, [output.cpu() for output in function(micro)]))
+        start += len(part)
+    results: list[list[Tensor]] = [[] for _ in range(len(batch))]
+    for rows, outputs in chain.from_iterable(ranks.gather(passes)):
+        for place, row in enumerate(rows.tolist()):
+            results[row] = [output[place] for output in outputs]
     columns = zip(*results, strict=True)
     return tuple(
         torch.stack(column) if column[0].ndim == 0 else pad_rows(list(column), column[0].dtype) for column in columns

@@ -25,5 +25,9 @@ class StorageError(UserError):
     """A folder that cannot be written to, or a disk without room."""
 
 
+class PeerLostError(UserError):
+    """Another process of the same stage has ended; why is for that one to say."""
+
+
 class NoRoomError(UserError):
     """A stage that cannot fit into memory."""

@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+from pipeline import ranks
 from pipeline.errors import StorageError
 
 PARTIAL = ".partial"  # the end of a name: not written to its end
@@ -35,9 +36,13 @@ def hash_path(path: Path) -> str:
 def write_bytes(file: Path, content: bytes) -> None:
     """Puts a whole file in the place of the one before: a crash, or a full disk, leaves one or the other.
 
+    Of several processes the main one writes.
+
     Raises:
         StorageError: there is no room, or the folder cannot be written to; the file is as it was.
     """
+    if not ranks.is_main():
+        return
     partial = file.with_name(file.name + PARTIAL)
     with storage(file, len(content)):
         file.parent.mkdir(parents=True, exist_ok=True)

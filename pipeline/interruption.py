@@ -16,6 +16,7 @@ import psutil
 
 # Not SIGTERM: where a whole process group is ended, the parent's death must not count as the second signal.
 PARENT_DIED = signal.SIGUSR2
+TORCHRUN = "TORCHELASTIC_RUN_ID"  # a variable of processes that torchrun has started
 STOPPING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
@@ -58,7 +59,9 @@ def listening() -> Iterator[None]:
     _Asked.received, _Asked.waits_for_poll = None, True
     ended = threading.Event()
     try:
-        if "DVC_STAGE" in os.environ:
+        if TORCHRUN in os.environ:
+            threading.Thread(target=_tell_of_death, args=(psutil.Process(os.getppid()), ended), daemon=True).start()
+        elif "DVC_STAGE" in os.environ:
             threading.Thread(target=_tell_of_death, args=(_dvc(), ended), daemon=True).start()
         yield
     finally:
@@ -81,6 +84,11 @@ def stop_anywhere() -> None:
 def wait_for_polls() -> None:
     """From now on a first signal is answered at the next `poll`."""
     _Asked.waits_for_poll = True
+
+
+def received() -> signal.Signals | None:
+    """The first signal that has come, if any."""
+    return _Asked.received
 
 
 def poll() -> None:

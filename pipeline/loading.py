@@ -51,6 +51,8 @@ def load_backbone(folder: Path, params: BaseParams, runtime: RuntimeParams, iden
                 bnb_4bit_quant_type="nf4",
                 bnb_4bit_use_double_quant=True,
                 bnb_4bit_compute_dtype=dtype,
+                # FSDP divides numbers with a point only; the bytes are the same
+                bnb_4bit_quant_storage=dtype if runtime.launch == "fsdp" else torch.uint8,
             )
             check_shapes(skeleton, skipped={output_head_name(skeleton)})
         with tensors_mapped_apart(), contextlib.ExitStack() as opened:
@@ -85,11 +87,14 @@ def as_backbone(
             f"The tokenizer of base.model has {identity.tokenizer_length} tokens but the embedding table {causal.get_input_embeddings().weight.shape[0]} rows; "
             "a token was added without a row for it: use the tokenizer that came with the model."
         )
-    fill_cache(layers, runtime.base_cache, device)
-    blocks.join_weights(causal)
+    if runtime.launch != "fsdp":  # which would hold the base whole in each process
+        fill_cache(layers, runtime.base_cache, device)
+        blocks.join_weights(causal)
     if runtime.compile == "layers":
         compile_layers(causal, layers)
-    backbone = Backbone(causal, device, identity, runtime.gradient_checkpointing, runtime.packing)
+    backbone = Backbone(
+        causal, device, identity, runtime.gradient_checkpointing, runtime.packing, sharded=runtime.launch == "fsdp"
+    )
     check_output_head(backbone)
     if runtime.packing:
         check_packing(backbone)

@@ -13,6 +13,7 @@ from typing import TypeVar
 
 import torch
 
+from pipeline import ranks
 from pipeline.randomness import RandomStates
 
 T = TypeVar("T")
@@ -42,7 +43,7 @@ def _to_nobody(_name: str, _limit: int) -> None:
 
 
 class PieceSize:
-    """How large the pieces of one kind of pass may be.
+    """How large the pieces of one kind of pass may be; the same in all processes.
 
     name: the runtime parameter that asks for a size.
     limit: half of the smallest size that did not fit; None while all did.
@@ -63,7 +64,7 @@ class PieceSize:
             undo: throws away what work that was broken off has left, such as gradients half summed up.
 
         Raises:
-            RuntimeError, MemoryError: pieces of size 1 do not fit either.
+            RuntimeError, MemoryError: pieces of size 1 do not fit either, or processes go through a pass in step.
         """
         random = RandomStates()
         before = random.state_dict()
@@ -72,8 +73,10 @@ class PieceSize:
             try:
                 return work(allowed)
             except (RuntimeError, MemoryError) as error:
-                if allowed == 1 or out_of_memory(error) is None:
+                if allowed == 1 or ranks.in_step() or out_of_memory(error) is None:
                     raise
+                if not isinstance(error, ranks.OutOfMemoryElsewhere):
+                    ranks.give_up()
             # beyond the except clause: the error's traceback holds the tensors of the pass that was broken off
             undo()
             random.load_state_dict(before)

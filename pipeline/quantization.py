@@ -29,7 +29,7 @@ class FrozenLinear4bit(bnb.nn.Linear4bit):
 
     def dequantized(self) -> Tensor:
         """The weight in the compute dtype; [out, in]."""
-        return dequantize_4bit(self.weight.data, self.weight.quant_state).to(self.compute_dtype)
+        return dequantize_4bit(self.weight.data, self.quant_state).to(self.compute_dtype)
 
     @property
     def weight_OI(self) -> Tensor:
@@ -82,6 +82,7 @@ def replace_forwards(model: nn.Module, compute_dtype: torch.dtype) -> list[Froze
         if isinstance(module, bnb.nn.Linear4bit):
             module.__class__ = FrozenLinear4bit
             module.compute_dtype = compute_dtype
+            module.quant_state = module.weight.quant_state  # FSDP puts a plain parameter in the weight's place
             layers.append(module)
     return layers
 

@@ -10,7 +10,9 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Protocol
 
-from pipeline import interruption
+import torch
+
+from pipeline import interruption, ranks
 from pipeline.checkpoint import (
     Checkpoint,
     CheckpointError,
@@ -22,9 +24,11 @@ from pipeline.checkpoint import (
 )
 from pipeline.out_of_memory import MemoryLimits, limits
 from pipeline.progress import console
-from pipeline.randomness import RandomStates
+from pipeline.randomness import RandomStates, derive_seed
 from pipeline.stage import Stage
 from pipeline.update import Optimizer
+
+PROCESSES = "the number of processes"
 
 
 class Resumable(Protocol):
@@ -35,6 +39,21 @@ class Resumable(Protocol):
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Goes on where `state_dict` was taken."""
+
+
+class OfEach:
+    """A part that is another in each process; the checkpoint has all of them."""
+
+    def __init__(self, part: Resumable):
+        self.part = part
+
+    def state_dict(self) -> dict[str, Any]:
+        """In the order of ranks."""
+        return {"ranks": ranks.exchange(self.part.state_dict())}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """This process's own."""
+        self.part.load_state_dict(state["ranks"][ranks.rank()])
 
 
 class Recovery:
@@ -65,6 +84,7 @@ class Recovery:
         self.clock = clock
         self._parts: dict[str, Resumable] = {}
         self._optimizer: Optimizer
+        self._number = 0  # of places reached
         self._last: Checkpoint | None = None  # taken down, perhaps not written
         self._saved: Checkpoint | None = None
         self._saved_at = clock()
@@ -79,20 +99,32 @@ class Recovery:
 
         From here on a signal waits for a place where nothing is lost. A damaged checkpoint is named and left out: with
         the one before, or from the beginning, the same result takes longer.
+
+        Raises:
+            CheckpointError: it was made by another number of processes.
         """
         self._optimizer = optimizer
         self.hold(optimizer=optimizer, **parts)
         interruption.wait_for_polls()
-        remove_partial(self.folder)
+        if ranks.is_main():
+            remove_partial(self.folder)
         found = numbered(self.folder)
         checkpoint = self._newest_sound(found)
         if checkpoint is None:
             if found:
                 self._say("no checkpoint is sound: it starts from the beginning.")
             return 0
+        made_by = int(checkpoint.made_under.get(PROCESSES, "1"))
+        if made_by != ranks.count():
+            raise CheckpointError(
+                f"The checkpoint after {checkpoint.place} in {self.folder} was made by {made_by} process(es) and there are "
+                f"{ranks.count()} now, which draw other random numbers; set runtime.launch and runtime.processes as they were, "
+                "or remove that folder to start anew."
+            )
         for name, part in self._parts.items():
             part.load_state_dict(checkpoint.state[name])
         self._last = self._saved = checkpoint
+        self._number = checkpoint.number
         self._say(f"goes on after {checkpoint.place}, from {self.folder}.")
         now = self._circumstances
         for what, then in checkpoint.made_under.items():
@@ -102,19 +134,25 @@ class Recovery:
 
     def reached(self, place: str) -> None:
         """Nothing is half done here: takes down all parts, and writes them where a checkpoint is due."""
-        number = self._last.number + 1 if self._last else 1
-        self._last = Checkpoint(number, place, self._circumstances, self._state())
-        steps = number - (self._saved.number if self._saved else 0)
-        if steps >= self.every_steps or self.clock() - self._saved_at >= self.every_seconds:
+        self._number += 1
+        due = ranks.of_main(self._is_due)  # the processes' clocks differ
+        if due or not ranks.in_step():  # in step, moments lie with all processes: collecting them takes time
+            self._last = Checkpoint(self._number, place, self._circumstances, self._state())
+        if due:
             self.save()
 
     def save(self) -> str | None:
         """Writes the place reached last, unless it is written; where that is, in words, or None where it is the start."""
         if self._last is not None and self._last is not self._saved and self._unmoved():
             self.flush()
-            write_checkpoint(self.folder, self._last)
+            if ranks.is_main():
+                write_checkpoint(self.folder, self._last)
             self._saved, self._saved_at = self._last, self.clock()
         return self._saved and f"after {self._saved.place}, which is kept in {self.folder}"
+
+    def _is_due(self) -> bool:
+        steps = self._number - (self._saved.number if self._saved else 0)
+        return steps >= self.every_steps or self.clock() - self._saved_at >= self.every_seconds
 
     def _unmoved(self) -> bool:
         """Whether no optimizer step has begun since: one that an error has broken off leaves weights half changed."""
@@ -122,7 +160,7 @@ class Recovery:
 
     @property
     def _circumstances(self) -> dict[str, str]:
-        return self.made_under | limits()
+        return self.made_under | limits() | ({PROCESSES: str(ranks.count())} if ranks.count() > 1 else {})
 
     def _state(self) -> State:
         return {name: part.state_dict() for name, part in self._parts.items()}
@@ -165,4 +203,6 @@ def recovery_of(stage: Stage) -> Recovery:
         stage.tracker.flush,
     )
     stage.on_stop = recovery.save
-    return recovery.hold(random=RandomStates(), stage=stage, memory=MemoryLimits())
+    if ranks.count() > 1:  # dropout is not to be the same in all processes
+        torch.manual_seed(derive_seed(stage.seed, "rank", ranks.rank()))
+    return recovery.hold(random=OfEach(RandomStates()), stage=stage, memory=MemoryLimits())

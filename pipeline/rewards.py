@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from pipeline import ranks
 from pipeline.batch import Rollout
 from pipeline.classifier import Scorer
 from pipeline.data.examples import Prompt
@@ -115,7 +116,8 @@ class Rewards:
     def _call(self, name: str, rollout: Rollout) -> Tensor:
         function = self.functions[name]
         prompts = [self.questions[key] for key in rollout.prompt_ids_B.tolist()]
-        values, seconds = function(prompts, answers(rollout, self.tokenizer))
+        # once: it may draw at random, or be paid for by the call
+        values, seconds = ranks.of_main(lambda: function(prompts, answers(rollout, self.tokenizer)))
         self.seconds[f"reward_seconds/{name}"] = seconds
         if name not in self._slow and say_if_slow(function.address, seconds, len(values)):
             self._slow.add(name)

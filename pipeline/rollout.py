@@ -5,13 +5,14 @@ Axes: B batch (rows that are still being sampled), U different prompts among the
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from itertools import chain
 from typing import Literal
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from pipeline import interruption
+from pipeline import ranks
 from pipeline.batch import Rollout, pad_rows
 from pipeline.data.examples import Prompt, sequences
 from pipeline.data.tokenization import ChatTokenizer
@@ -20,6 +21,7 @@ from pipeline.params.runtime import RuntimeParams
 from pipeline.randomness import uniforms
 from pipeline.roles import Policy
 from pipeline.sampler import OpenDecoder, decoding
+from pipeline.sharding import whole
 
 BLOCK = 256  # tokens per block of the vocabulary, see invert_cdf
 
@@ -62,6 +64,7 @@ def generate(policy: Policy, prompts: Sequence[Prompt], sampling: Sampling, step
 
     An answer ends with a stop token, which belongs to it, or is truncated at `max_new_tokens`. Every answer has at least
     one token; a stop token alone is a legal answer of length 1. Where memory runs out, chunks are halved.
+    Of several processes each samples its own share, and all get the whole.
     """
     return ROLLOUT_CHUNK.fit(
         sampling.chunk, lambda chunk: _generate(policy, prompts, replace(sampling, chunk=chunk), step)
@@ -74,12 +77,19 @@ def _generate(policy: Policy, prompts: Sequence[Prompt], sampling: Sampling, ste
     asked = [(prompt, sample) for prompt in prompts for sample in range(sampling.samples)]
     columns = max(len(prompt.ids) for prompt in prompts) + sampling.max_new_tokens
     merge, decoder = sampling.weights == "merged", sampling.decoder
-    with decoding(policy.backbone, policy.adapter, merge, decoder, sampling.cuda_graphs, columns) as open_decoder:
-        for start in range(0, len(asked), sampling.chunk):
-            chunk = asked[start : start + sampling.chunk]
+    with (
+        whole(policy.backbone.decoder),
+        decoding(policy.backbone, policy.adapter, merge, decoder, sampling.cuda_graphs, columns) as open_decoder,
+    ):
+        mine = ranks.block(asked)
+        for start in range(0, len(mine), sampling.chunk):
+            chunk = mine[start : start + sampling.chunk]
             ids, chunk_logprobs = generate_chunk(policy, chunk, sampling, step, open_decoder)
             answers += ids
             logprobs += chunk_logprobs
+    answers, logprobs = (
+        list(chain.from_iterable(parts)) for parts in zip(*ranks.gather((answers, logprobs)), strict=True)
+    )
     rows = sequences([(prompt.ids, answer) for (prompt, _), answer in zip(asked, answers, strict=True)])
     stops = set(sampling.stop_ids)
     return Rollout(
@@ -105,7 +115,7 @@ def generate_chunk(
     decoder = open_decoder(len(asked), tokens_UP.shape[1] + sampling.max_new_tokens)
     logits_BV = decoder.start(tokens_UP, mask_UP, of_B)
     for token in range(sampling.max_new_tokens):
-        interruption.poll()
+        ranks.poll()
         logprobs_BV = torch.log_softmax(logits_BV / policy.temperature, dim=-1)
         if sampling.greedy:
             next_B = logprobs_BV.argmax(-1)

@@ -16,7 +16,7 @@ from typing import Any
 
 import transformers
 
-from pipeline import finished, interruption
+from pipeline import finished, interruption, launch, ranks
 from pipeline.banner import gpu_memory, tell_end, tell_start, tell_work
 from pipeline.base_model import locate
 from pipeline.data.base_tokenizer import load_tokenizer
@@ -178,29 +178,44 @@ class Stage:
 def run_stage(name: str, body: Callable[[Stage], None], section: str | None = None) -> None:
     """Runs a stage to a true end: exit 0 and FINISHED; a line for the user, exit 1 and FAILED; or interrupted and KILLED.
 
+    In one process, or in as many as section `runtime` says, of which the main one writes.
     section: the stage's section of params.yaml, where it is not called as the stage is.
     """
     quiet_libraries()
     try:
-        with interruption.listening(), _alone(name) as folder:
-            _run_alone(name, body, section or name, folder)
-            finished.leave(folder, name, dvc_lock(name))
+        with interruption.listening():
+            runtime = load_section("runtime", RuntimeParams)
+            if launch.is_due(name, runtime):
+                launch.start(name, runtime.processes)
+                return
+            with launch.joined(name, runtime), _alone(name) as folder:
+                _run_alone(name, body, section or name, folder)
+                if ranks.is_main():
+                    finished.leave(folder, name, dvc_lock(name))
     except UserError as error:
-        console.print(f"{name}: {error}", markup=False, style="red")
+        launch.hand_over(error)
+        if ranks.count() == 1:
+            console.print(f"{name}: {error}", markup=False, style="red")
         sys.exit(1)
     except Interrupted as stop:
         sys.exit(stop.exit_status)
+    except Exception as error:  # whatever it is, the process that started this one is to say it
+        launch.hand_over(error)
+        raise
 
 
 @contextlib.contextmanager
 def _alone(name: str) -> Iterator[Path]:
-    """The folder where the stage's state lies, no other process being at work on it or on the stage's outputs.
+    """The folder where the stage's state lies, nobody else being at work on it or on the stage's outputs.
 
     It is in the main checkout also where DVC runs an experiment in a copy, which it removes at the end.
     """
     work = Path(os.environ.get("DVC_ROOT", ".")) / WORK
-    finished.sweep(work)
     folder = work / name / state_key(name, stage_inputs(stage_definition(name)))
+    if not ranks.is_main():
+        yield folder
+        return
+    finished.sweep(work)
     with alone_in(Path(WORK) / name, f"stage {name}"), alone_in(folder, f"stage {name} with these parameters"):
         yield folder
 
@@ -211,7 +226,7 @@ def _run_alone(name: str, body: Callable[[Stage], None], section: str, folder: P
     seed = derive_seed(parse_seed(read_params()), section)
     definition = stage_definition(name)
     started = time.monotonic()
-    tracker = _start_tracking(name, runtime, definition, folder / RUN)
+    tracker = _start_tracking(name, runtime, definition, folder / RUN) if ranks.is_main() else Tracker()
     stage = Stage(
         name, section, seed, runtime, tracker, HealthLog(name, tracker, dict(flattened(read_params()))), folder
     )
@@ -224,7 +239,8 @@ def _run_alone(name: str, body: Callable[[Stage], None], section: str, folder: P
             interruption.stop_anywhere()
             body(stage)
             interruption.wait_for_polls()
-        tracker.set_tags({f"output:{path}": hash_path(Path(path)) for path in definition["outs"]})
+        if ranks.is_main():
+            tracker.set_tags({f"output:{path}": hash_path(Path(path)) for path in definition["outs"]})
         peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024**2
         seconds = time.monotonic() - started
         cost = {"cost.seconds": seconds, "cost.peak_memory_gb": peak, **gpu_memory()}

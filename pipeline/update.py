@@ -4,12 +4,14 @@ import math
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import partial
-from itertools import islice
+from itertools import chain, islice
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
+from torch.distributed.optim import ZeroRedundancyOptimizer
 
+from pipeline import ranks
 from pipeline.batch import Batch, Experience, Sequences, microbatches
 from pipeline.data.examples import epochs_of
 from pipeline.errors import TrainingError
@@ -47,13 +49,15 @@ class Optimizer:
         self.schedule = schedule
         self.steps_taken = 0
         self.non_finite_in_a_row = 0
+        settings = [{"params": group.parameters, "lr": group.lr} for group in groups]
         # foreach=False: one fixed order of operations on every device
-        self._adam = torch.optim.Adam(
-            [{"params": group.parameters, "lr": group.lr} for group in groups],
-            eps=ADAM_EPS,
-            weight_decay=0.0,
-            foreach=False,
-        )
+        chosen: dict[str, Any] = {"eps": ADAM_EPS, "weight_decay": 0.0, "foreach": False}
+        if ranks.in_step():
+            # each process has the moments of some parameters, steps these, and sends them to the others
+            self._adam = ZeroRedundancyOptimizer(settings, torch.optim.Adam, **chosen)
+            self._own = self._adam.optim
+        else:
+            self._adam = self._own = torch.optim.Adam(settings, **chosen)
 
     @property
     def parameters(self) -> list[nn.Parameter]:
@@ -72,9 +76,12 @@ class Optimizer:
     def step(self, loss: float) -> dict[str, float]:
         """One step with the gradients at hand, unless loss or gradients are not finite; then they are thrown away.
 
+        Of several processes all come here, each with its own gradients, and take the step that the sums of them call for.
+
         Raises:
             TrainingError: that happened several times in a row.
         """
+        ranks.add_up_gradients(self.parameters)
         norms = {
             group.name: float(nn.utils.clip_grad_norm_(group.parameters, self.max_grad_norm)) for group in self.groups
         }
@@ -98,12 +105,13 @@ class Optimizer:
 
     def state_dict(self) -> dict[str, Any]:
         """Weights, Adam's moments and step counts, and the place in the schedule; the tensors are those in use."""
+        # a parameter that has had no gradient yet has no moments
+        moments = {str(index): dict(of_one) for index, of_one in self._own.state_dict()["state"].items()}
         return {
             "steps_taken": self.steps_taken,
             "non_finite_in_a_row": self.non_finite_in_a_row,
             "weights": {group.name: list(group.parameters) for group in self.groups},
-            # a parameter that has had no gradient yet has no moments
-            "adam": {str(index): dict(moments) for index, moments in self._adam.state_dict()["state"].items()},
+            "adam": ranks.exchange(moments) if ranks.in_step() else moments,
         }
 
     @torch.no_grad()
@@ -114,8 +122,9 @@ class Optimizer:
         for group in self.groups:
             for parameter, weights in zip(group.parameters, state["weights"][group.name], strict=True):
                 parameter.copy_(weights)
-        moments = {int(index): of_parameter for index, of_parameter in state["adam"].items()}
-        self._adam.load_state_dict({"state": moments, "param_groups": self._adam.state_dict()["param_groups"]})
+        saved = state["adam"][ranks.rank()] if ranks.in_step() else state["adam"]
+        moments = {int(index): of_one for index, of_one in saved.items()}
+        self._own.load_state_dict({"state": moments, "param_groups": self._own.state_dict()["param_groups"]})
 
 
 def cosine_to_tenth(total_steps: int, warmup_share: float) -> Callable[[int], float]:
@@ -141,19 +150,25 @@ def accumulate(
 ) -> dict[str, float]:
     """Gradients of the minibatch's loss, micro-batch by micro-batch; the means of its terms.
 
+    Of several processes each has the gradients of its own rows, which `Optimizer.step` adds up, and the means over all.
     Each micro-batch gives a SUM, divided by the minibatch's number of terms: the size of micro-batches changes nothing
     but memory, speed and rounding.
     """
-    sums: dict[str, float] = {}
-    maxima: dict[str, float] = {}
-    for _, micro in microbatches(minibatch, microbatch_tokens):
+    passes: list[tuple[Figures, Figures]] = []
+    for rows, micro in microbatches(minibatch, microbatch_tokens):
         micro = micro.to(model.device)
         terms = objective(model(micro), micro)
+        if len(rows) == 0:
+            terms = terms.uncounted()
         (terms.loss_sum / minibatch.num_terms).backward()
-        for name, value in terms.sums.items():
-            sums[name] = sums.get(name, 0.0) + float(value)
-        for name, value in terms.maxima.items():
-            maxima[name] = max(maxima.get(name, -math.inf), float(value))
+        passes.append((_numbers(terms.sums), _numbers(terms.maxima)))
+    sums: Figures = {}
+    maxima: Figures = {}
+    for of_pass, largest in chain.from_iterable(ranks.gather(passes)):
+        for name, value in of_pass.items():
+            sums[name] = sums.get(name, 0.0) + value
+        for name, value in largest.items():
+            maxima[name] = max(maxima.get(name, -math.inf), value)
     return {name: value / minibatch.num_terms for name, value in sums.items()} | maxima
 
 
@@ -253,6 +268,10 @@ def _gradients(
         stats["ptx_loss"] = rehearsal.accumulate(demonstrations, microbatch_tokens)
         stats["loss"] += rehearsal.coef * stats["ptx_loss"]
     return stats
+
+
+def _numbers(tensors: dict[str, Tensor]) -> Figures:
+    return {name: float(value) for name, value in tensors.items()}
 
 
 def _minibatches(experience: Experience, plan: UpdatePlan, seed: int) -> Iterator[Experience]:

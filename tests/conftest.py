@@ -26,6 +26,8 @@ def runtime(**changes) -> RuntimeParams:
     """Runtime parameters as in the smoke recipe, with changes."""
     settings = {
         "device": "cpu",
+        "launch": "single",
+        "processes": 2,
         "threads": 2,
         "deterministic": True,
         "attention": "auto",
@@ -99,15 +101,28 @@ def make_backbone(tiny_folders: Callable[..., Path]) -> Callable[..., Backbone]:
         **runtime_changes,
     ) -> Backbone:
         folder = tiny_folders(family, **(overrides or {}))
-        torch.manual_seed(0)
-        params = base_params(quantization=quantization, dtype=dtype)
-        backbone = load_backbone(folder, params, runtime(**runtime_changes), BaseIdentity("f" * 64, 259, "tiny"))
-        for name in adapters:
-            backbone.add_adapter(name, lora)
-            if perturb:  # a fresh adapter changes nothing, and tests of it would see nothing
-                with torch.no_grad():
-                    for parameter in backbone.adapter_parameters(name):
-                        parameter.add_(torch.randn_like(parameter) * 0.05)
-        return backbone
+        return backbone_in(folder, adapters, perturb, quantization, dtype, lora, **runtime_changes)
 
     return make
+
+
+def backbone_in(
+    folder: Path,
+    adapters: tuple[str, ...] = ("sft",),
+    perturb: bool = True,
+    quantization: str = "none",
+    dtype: str = "float32",
+    lora: LoraParams = LORA,
+    **runtime_changes,
+) -> Backbone:
+    """A backbone on a tiny model's folder."""
+    torch.manual_seed(0)
+    params = base_params(quantization=quantization, dtype=dtype)
+    backbone = load_backbone(folder, params, runtime(**runtime_changes), BaseIdentity("f" * 64, 259, "tiny"))
+    for name in adapters:
+        backbone.add_adapter(name, lora)
+        if perturb:  # a fresh adapter changes nothing, and tests of it would see nothing
+            with torch.no_grad():
+                for parameter in backbone.adapter_parameters(name):
+                    parameter.add_(torch.randn_like(parameter) * 0.05)
+    return backbone

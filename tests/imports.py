@@ -65,7 +65,7 @@ def stage_file(name: str) -> Path:
     return Path(*module.split(".")).with_suffix(".py")
 
 
-# Modules that cannot change a stage's output bytes: they raise, report, draw, wait, end the process, or refuse to start.
+# Modules that cannot change a stage's output bytes: they raise, report, draw, wait, start or end processes, or refuse to start.
 # Through them nothing that they import can either.
 EXEMPT = {
     *(
@@ -79,6 +79,7 @@ EXEMPT = {
             "interruption.py",
             "finished.py",
             "lock.py",
+            "launch.py",
         )
     ),
     *(

@@ -25,6 +25,7 @@ LAYERS = [
         "pipeline.held_out",
         "pipeline.candidate",
         "pipeline.stage",
+        "pipeline.launch",
         "pipeline.recovery",
         "pipeline.opening",
         "pipeline.scorers",
@@ -65,6 +66,7 @@ LAYERS = [
         "pipeline.checkpoint",
         "pipeline.lora",
         "pipeline.side_by_side",
+        "pipeline.sharding",
         "pipeline.attention",
         "pipeline.blocks",
         "pipeline.quantization",
@@ -98,6 +100,7 @@ LAYERS = [
         "pipeline.finished",
         "pipeline.interruption",
         "pipeline.out_of_memory",
+        "pipeline.ranks",
     ],
     ["pipeline.errors", "pipeline.__init__"],
 ]

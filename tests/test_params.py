@@ -57,9 +57,12 @@ def test_minibatch_error_says_key_value_rule_and_remedy() -> None:
         ("ppo", {"iterations": True}, "ppo.iterations is True but must be a integer; for example 12."),
         ("base", {"dtype": "float16"}, "base.dtype is 'float16' but must be 'bfloat16' or 'float32'; for example 'bfloat16'."),
         ("base", {"model": "hf://org/name"}, "base.model is 'hf://org/name' but a hub model must name its revision; write hf://org/name@revision."),
+        ("runtime", {"launch": "fsdp", "base_cache": "on"}, "runtime.base_cache is on but with runtime.launch fsdp no process keeps whole weights; set it to off, or runtime.launch to ddp."),
+        ("runtime", {"launch": "fsdp", "compile": "layers"}, "runtime.compile is layers but with runtime.launch fsdp no process keeps whole weights; set it to off, or runtime.launch to ddp."),
+        ("runtime", {"processes": 1}, "runtime.processes is 1 but must be greater than or equal to 2; for example 2."),
         ("ppo", {"kl_estimator": "k2"}, "ppo.kl_estimator is 'k2' but must be k1 or k3: k2 in the reward is no estimate of KL's gradient; use k1."),
     ],
-    ids=["unknown", "text", "range", "temperature 0", "truth value", "choice", "unpinned", "k2"],
+    ids=["unknown", "text", "range", "temperature 0", "truth value", "choice", "unpinned", "whole", "compiled", "one", "k2"],
 )  # fmt: skip
 def test_bad_value(section: str, change: dict, message: str) -> None:
     with pytest.raises(ParameterError) as error:

@@ -2,6 +2,8 @@
 
 from typing import Literal
 
+from pydantic import model_validator
+
 from pipeline.params.section import Section, param
 
 
@@ -9,7 +11,11 @@ class RuntimeParams(Section):
     """Section `runtime`. Changing it reruns nothing. It may change rounding: see docs/reproducibility.md."""
 
     device: Literal["auto", "cpu", "cuda"] = param("auto takes a GPU where there is one", "auto")
-    threads: int = param("CPU threads; the number changes the last bits of results", 2, ge=1)
+    launch: Literal["single", "ddp", "fsdp"] = param(
+        "processes at work on one stage: single: one; ddp: each holds the base; fsdp: they hold it together", "single"
+    )
+    processes: int = param("how many with ddp and fsdp, on GPUs one for each", 2, ge=2)
+    threads: int = param("CPU threads of a process; the number changes the last bits of results", 2, ge=1)
     deterministic: bool = param("deterministic algorithms only", True)
     attention: Literal["auto", "recompute", "eager", "sdpa"] = param(
         "recompute: eager without keeping scores; auto: that on CPU, where sdpa's backward is slow, and sdpa on a GPU",
@@ -51,3 +57,14 @@ class RuntimeParams(Section):
         "seconds that a stage's end waits for MLflow; what it has not taken by then is sent later", 20.0, ge=0
     )
     experiment: str = param("MLflow's experiment", "solo-rlhf")
+
+    @model_validator(mode="after")
+    def _fsdp_holds_no_copies(self) -> "RuntimeParams":
+        asked = {"base_cache": self.base_cache == "on", "compile": self.compile != "off"}
+        for key, whole in asked.items():
+            if self.launch == "fsdp" and whole:
+                raise ValueError(
+                    f"runtime.{key} is {getattr(self, key)} but with runtime.launch fsdp no process keeps whole weights; "
+                    "set it to off, or runtime.launch to ddp."
+                )
+        return self
