@@ -16,6 +16,7 @@ from transformers import AutoConfig, AutoModelForCausalLM, BitsAndBytesConfig, P
 from pipeline import attention as recompute
 from pipeline import blocks
 from pipeline.backbone import Backbone, BaseIdentity
+from pipeline.base_checks import check_output_head, check_packing
 from pipeline.errors import BaseModelError
 from pipeline.params.base import BaseParams
 from pipeline.params.runtime import RuntimeParams
@@ -85,9 +86,14 @@ def as_backbone(
             "a token was added without a row for it: use the tokenizer that came with the model."
         )
     fill_cache(layers, runtime.base_cache, device)
+    blocks.join_weights(causal)
     if runtime.compile == "layers":
         compile_layers(causal, layers)
-    return Backbone(causal, device, identity, runtime.gradient_checkpointing, runtime.packing)
+    backbone = Backbone(causal, device, identity, runtime.gradient_checkpointing, runtime.packing)
+    check_output_head(backbone)
+    if runtime.packing:
+        check_packing(backbone)
+    return backbone
 
 
 def unread_weights(folder: Path, opened: contextlib.ExitStack) -> dict[str, Any]:

@@ -70,7 +70,16 @@ def stage_file(name: str) -> Path:
 EXEMPT = {
     *(
         Path("pipeline", name)
-        for name in ("errors.py", "masking.py", "progress.py", "interruption.py", "finished.py", "lock.py")
+        for name in (
+            "errors.py",
+            "masking.py",
+            "progress.py",
+            "banner.py",
+            "candidate.py",
+            "interruption.py",
+            "finished.py",
+            "lock.py",
+        )
     ),
     *(
         path.relative_to(ROOT)

@@ -23,7 +23,7 @@ from pipeline.heads import ScalarHead
 from pipeline.objectives.offline import bradley_terry, sft
 from pipeline.planning import passes
 from pipeline.planning.bases import KNOWN, configuration
-from pipeline.planning.fitting import refuse_misfit, verdict
+from pipeline.planning.fitting import outlook, refuse_misfit, verdict
 from pipeline.planning.live import META, LiveBytes
 from pipeline.planning.passes import Rows
 from pipeline.planning.settings import GIB, Machine, Settings, card
@@ -255,18 +255,26 @@ def test_verdicts_leave_room_for_the_plans_own_error() -> None:
     assert said == ["fits", "may just fit", "may just fit", "does not fit"]
 
 
+def test_a_plan_in_one_line() -> None:
+    planned = StagePlan(
+        "sft", (Part("base", 2 * GIB), Part("adapters", GIB)), (Part("loading", 1), Part("update", GIB // 2))
+    )
+    machine = Machine("m", torch.device("cpu"), 8 * GIB, 0)
+    assert outlook(planned, machine) == "memory plan: about 3.5 GiB at the peak (update), 8.0 GiB free"
+
+
 def test_a_certain_misfit_is_refused_with_what_would_fit() -> None:
     setup = settings(microbatch_tokens=4 * 1536).with_("tokens", max_prompt=1024, max_response=512)
     config = configuration("tiny")
-    needed = plan_stage("sft", setup, config, CPU).peak
-    refuse_misfit("sft", setup, config, Machine("m", torch.device("cpu"), int(needed / 1.14), 0))
+    planned = plan_stage("sft", setup, config, CPU)
+    refuse_misfit(planned, setup, config, Machine("m", torch.device("cpu"), int(planned.peak / 1.14), 0))
     with pytest.raises(
         NoRoomError,
         match=r"sft cannot fit: it takes about .* and m has .* With runtime\.microbatch_tokens: 1, runtime\.gradient_checkpointing: true it takes",
     ):
-        refuse_misfit("sft", setup, config, Machine("m", torch.device("cpu"), needed // 2, 0))
+        refuse_misfit(planned, setup, config, Machine("m", torch.device("cpu"), planned.peak // 2, 0))
     with pytest.raises(NoRoomError, match=r"No runtime parameter is enough .* smaller tokens\.max_prompt"):
-        refuse_misfit("sft", setup, config, Machine("m", torch.device("cpu"), 100, 0))
+        refuse_misfit(planned, setup, config, Machine("m", torch.device("cpu"), 100, 0))
 
 
 def test_preflight_refuses_unless_told_otherwise(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -65,9 +65,6 @@ class PlannedBackbone(Backbone):
 
     adapter: str  # the one that passes are done with
 
-    def _check_output_head(self) -> None:
-        """There are no logits to compare."""
-
 
 def build(shape: BaseShape, layers: int, adapters: Sequence[str], lora: LoraParams | None = None) -> PlannedBackbone:
     """The backbone with `layers` of its layers; passes are done with the last of the adapters."""
@@ -82,6 +79,7 @@ def build(shape: BaseShape, layers: int, adapters: Sequence[str], lora: LoraPara
     blocks.replace_forwards(causal)
     if shape.params.quantization == "nf4":
         _quantise(causal, shape)
+    blocks.join_weights(causal)
     backbone = PlannedBackbone(causal, META, BaseIdentity("", 0, ""), shape.checkpointing)
     backbone.adapter = adapters[-1] if adapters else ""
     for name in adapters:
