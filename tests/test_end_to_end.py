@@ -206,7 +206,7 @@ def test_mlflow_has_what_runs_are_compared_by_and_the_policy_as_a_model_version(
     assert parent.data.tags["verdict.policy"] in ("better", "even", "worse")
     assert parent.data.tags["mlflow.note.content"].endswith(" tokens.")
     (version,) = client.search_model_versions("name = 'solo-rlhf-policy'")
-    assert client.get_registered_model("solo-rlhf-policy").aliases["candidate"] == str(version.version)
+    assert str(client.get_registered_model("solo-rlhf-policy").aliases["candidate"]) == str(version.version)
     assert version.tags["policy.hash"] == hash_path(folder / "artifacts/policy")
     weights = folder / f"mlruns/solo-rlhf/{version.run_id}/artifacts/policy/adapter_model.safetensors"
     assert weights.read_bytes() == (folder / "artifacts/policy/adapter_model.safetensors").read_bytes()
