@@ -56,7 +56,7 @@ def load_backbone(folder: Path, params: BaseParams, runtime: RuntimeParams, iden
             )
             check_shapes(skeleton, skipped={output_head_name(skeleton)})
         with tensors_mapped_apart(), contextlib.ExitStack() as opened:
-            causal = type(skeleton).from_pretrained(  # nosec B615  # no name: nothing is looked up
+            causal = type(skeleton).from_pretrained(  # no name: nothing is looked up
                 None,
                 config=config,
                 state_dict=unread_weights(folder, opened),
