@@ -54,7 +54,8 @@ def begin(tiny_folders: Callable[..., Path]) -> Callable[..., subprocess.Popen[s
 
 def held(project: Path) -> list[int]:
     """Process ids in the order of ranks, once both are at step 3, where they wait as long as the file `hold` is there."""
-    wait_for(lambda: all((project / f"at-3-{rank}").exists() for rank in range(2)))
+    # three processes import everything
+    wait_for(lambda: all((project / f"at-3-{rank}").exists() for rank in range(2)), seconds=600)
     return [int((project / f"at-3-{rank}").read_text()) for rank in range(2)]
 
 
@@ -135,7 +136,7 @@ def test_an_error_in_one_process_is_the_jobs_error(begin: Callable, tmp_path: Pa
     project = project_in(tmp_path / "project")
     (project / "fail-1").touch()
     running = begin(project)
-    wait_for(lambda: (project / "at-2-1").exists())
+    wait_for(lambda: (project / "at-2-1").exists(), seconds=600)
     assert running.wait(MINUTE) == 1
     last = said(project).strip().splitlines()[-1]
     assert last == "sft: process 1 of 2 failed: RuntimeError: a wheel came off"
