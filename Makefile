@@ -2,14 +2,16 @@
 # make dpo     DPO instead of PPO         make table     the result again
 # make warmup  CartPole: start here       make ui        MLflow in the browser
 # make health  what is wrong, in words    make diagnose  why does it not learn?
-# make bench   ours against TRL, measured make plan      does it fit? what to change
+# make report  the whole run, one page    make plan      does it fit? what to change
+# make export  take the model away        make chat      base, SFT and policy answer
+# make use     apply a recipe             make bench     ours against TRL, measured
 # Everything runs in .venv, made from requirements.lock. For bare dvc commands: source .venv/bin/activate
 
 PYTHON ?= $(shell command -v python3.11 || echo python3)
 BIN := .venv/bin
 export PATH := $(CURDIR)/$(BIN):$(PATH)
 
-.PHONY: setup repro dpo warmup table health diagnose plan bench check-data test lint audit sync-tracking ui use clean
+.PHONY: setup repro dpo warmup table report screenshots health diagnose plan bench check-data export chat docs test test-container lint audit sync-tracking ui use pin clean
 .DEFAULT_GOAL := repro
 
 setup: .venv/.complete
@@ -27,12 +29,14 @@ repro: setup
 	@python -m pipeline.preflight
 	dvc repro
 	@python -m pipeline.summary
+	@python -m pipeline.report
 
 # The second DVC file: `dvc repro` alone does not run it.
 dpo: setup
 	@python -m pipeline.preflight
 	dvc repro alternatives/dvc.yaml:evaluate_dpo
 	@python -m pipeline.summary dpo
+	@python -m pipeline.report
 
 # CartPole through the same functions, in a minute or two; needs nothing of the chain.
 warmup: setup
@@ -41,6 +45,15 @@ warmup: setup
 
 table: setup
 	@python -m pipeline.summary
+
+# make report   reports/index.html: the whole run on one page (docs/report.md)
+report: setup
+	@python -m pipeline.report
+
+# pictures of the report and of MLflow for docs/images/, in a headless Chromium that the machine must have
+screenshots: report
+	@python -m pip install --quiet --disable-pip-version-check --no-deps --requirement requirements-browser.lock
+	@PYTHONPATH=.:tests python docs/screenshots.py
 
 # make health   what the rules of docs/health.md find in the last run
 health: setup
@@ -59,6 +72,14 @@ check-data: setup
 diagnose: setup
 	@python -m pipeline.diagnose
 
+# make export   the policy and the reward model as folders for plain PEFT and transformers (docs/export.md); POLICY=dpo: DPO's
+export: setup
+	@python -m pipeline.export $(POLICY)
+
+# make chat   base, SFT and policy answer you side by side
+chat: setup
+	@python -m pipeline.chat
+
 # ours against TRL in one run, about 40 minutes on two quiet cores; the tables go into docs/performance.md
 bench: setup
 	@python -m benchmarks.bench
@@ -66,6 +87,21 @@ bench: setup
 
 test: setup
 	python -m pytest
+
+# the pages of docs/ that are made from code
+docs: setup
+	@PYTHONPATH=tests:. python -m tests.pages
+	@PYTHONPATH=tests:. python -m tests.tutorial
+
+# the image, built without a daemon (as root; buildah and debootstrap from Debian), the smoke pipeline in it, and the files of
+# compose.yaml and deploy/ (docs/containers.md)
+test-container: setup .venv-validators/.complete
+	python -m pytest tests/container
+
+.venv-validators/.complete: tests/container/validators.txt
+	@$(PYTHON) -m venv .venv-validators
+	@.venv-validators/bin/python -m pip install --quiet --disable-pip-version-check --requirement $<
+	@touch $@
 
 lint: setup
 	ruff format --check .
@@ -89,6 +125,10 @@ use: setup
 	@test -f "recipes/$(RECIPE).yaml" || { echo "There is no recipe '$(RECIPE)'; there are: $(basename $(notdir $(wildcard recipes/*.yaml)))"; exit 1; }
 	@diff --unified=0 params.yaml "recipes/$(RECIPE).yaml" || true
 	@cp "recipes/$(RECIPE).yaml" params.yaml
+
+# make pin   each hub revision in params.yaml that can move, such as main, becomes the commit that it is now
+pin: setup
+	@python -m pipeline.pin
 
 clean:
 	rm -rf .venv .work

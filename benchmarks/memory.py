@@ -1,4 +1,4 @@
-"""The planned peak of a stage against the measured one: `python -m benchmarks.memory`; writes benchmarks/results/memory.json.
+"""The planned peak of a stage against the measured one: `python -m benchmarks.memory`; writes benchmarks/results/plan.json.
 
 Each stage's loop runs in a process of its own for two steps (one iteration of PPO), on rows as long as the parameters let them be. Measured is the
 largest resident set of the process, less what it was when everything was imported and no weight loaded.
@@ -6,12 +6,15 @@ largest resident set of the process, less what it was when everything was import
 
 import argparse
 import json
+import platform
 import resource
 import subprocess
 import sys
 import tempfile
 from collections.abc import Callable
 from dataclasses import dataclass
+from datetime import date
+from importlib.metadata import version
 from pathlib import Path
 
 import psutil
@@ -21,6 +24,7 @@ from rich.table import Table
 from torch import Tensor
 from transformers import AutoModelForCausalLM
 
+from benchmarks.machine import describe
 from pipeline.algorithms import algorithm_of
 from pipeline.backbone import Backbone, BaseIdentity
 from pipeline.base_model import locate
@@ -39,10 +43,10 @@ from pipeline.progress import console
 from pipeline.randomness import prepare_torch
 from pipeline.roles import Policy, RewardModel
 from pipeline.rollout import Sampling
-from pipeline.stage import quiet_libraries
+from pipeline.stage import VERSIONS, quiet_libraries
 from pipeline.update import Optimizer, ParameterGroup, cosine_to_tenth
 
-RESULTS = Path("benchmarks/results/memory.json")
+RESULTS = Path("benchmarks/results/plan.json")
 RECIPE = Path("recipes/demo.yaml")
 STAGES = ("sft", "reward", "ppo")
 
@@ -98,8 +102,19 @@ def main() -> None:
             for stage in [chosen.stage] if chosen.stage else STAGES:
                 rows.append(compare(name, stage, folder))
                 console.print(f"{name}, {stage}: {rows[-1]}", markup=False)
-    write_json(RESULTS, {"rows": rows})
+                write_json(RESULTS, report(rows))  # after each, so that a run that is cut short is not lost
     console.print(table(rows))
+
+
+def report(rows: list[dict]) -> dict[str, object]:
+    """What benchmarks/results/plan.json holds; bytes."""
+    return {
+        "date": f"{date.today():%Y-%m-%d}",
+        "machine": describe(),
+        "glibc": platform.libc_ver()[1],
+        "versions": {package: version(package) for package in VERSIONS},
+        "rows": rows,
+    }
 
 
 def compare(case: str, stage: str, folder: Path) -> dict[str, str | float]:
@@ -110,7 +125,9 @@ def compare(case: str, stage: str, folder: Path) -> dict[str, str | float]:
         stage, settings, configuration(settings.base.model), Machine("", machine.device, machine.free, CODE_PAGES)
     )
     command = [sys.executable, "-m", "benchmarks.memory", "--case", case, "--stage", stage, "--folder", str(folder)]
-    measured = json.loads(subprocess.run(command, check=True, capture_output=True, text=True).stdout.splitlines()[-1])
+    measured = json.loads(
+        subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True).stdout.splitlines()[-1]
+    )
     return {
         "case": case,
         "stage": stage,

@@ -15,7 +15,7 @@ from pipeline.params.section import load_section
 RECIPE = "recipes/demo.yaml"
 RUNTIME: dict[str, Any] = {
     "device": "cpu",
-    "microbatch_tokens": 256,
+    "microbatch_tokens": 512,
 }
 GPU_RUNTIME: dict[str, Any] = {  # at rows of 512 tokens
     "microbatch_tokens": 4096,

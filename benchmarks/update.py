@@ -35,11 +35,12 @@ SETTINGS: dict[str, dict[str, Any]] = {
     "sdpa attention": {"attention": "sdpa"},
     "eager attention": {"attention": "eager"},
     "no base cache": {"base_cache": "off"},
-    "PEFT's LoRA layers": {},
-    "transformers' norms and MLPs": {},
-    "plain PEFT: all four, and all logits": {"attention": "eager"},
+    "compiled blocks": {"compile": "layers"},
+    "transformers' blocks": {},
+    "transformers' blocks, PEFT's LoRA layers": {},
+    "plain PEFT: both, eager attention, all logits": {"attention": "eager"},
 }
-PEFTS, TRANSFORMERS = ("PEFT's LoRA layers", "plain PEFT: all four, and all logits"), tuple(SETTINGS)[-2:]
+TRANSFORMERS, PEFTS = tuple(SETTINGS)[-3:], tuple(SETTINGS)[-2:]
 REPEATS = 4
 
 

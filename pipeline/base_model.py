@@ -43,7 +43,7 @@ def locate(spec: str) -> Path:
     if spec == "tiny":
         return _cached("tiny-1", write_tiny_model)
     if spec.startswith("hf://"):
-        return _from_hub(spec)
+        return _from_hub("base.model", spec)
     folder = Path(spec).expanduser()
     if not (folder / "config.json").is_file():
         found = "does not exist" if not folder.exists() else "has no config.json"
@@ -53,6 +53,21 @@ def locate(spec: str) -> Path:
     if not list(folder.glob("*.safetensors")):
         raise BaseModelError(
             f"base.model is {spec!r} but that folder has no .safetensors file; convert the weights with save_pretrained (pickled weights are not loaded)."
+        )
+    return folder
+
+
+def locate_own(key: str, spec: str) -> Path:
+    """The local folder of the adapter or model that the parameter `key` names; downloaded if need be.
+
+    Raises:
+        BaseModelError: there is no such folder, or it holds neither.
+    """
+    folder = _from_hub(key, spec) if spec.startswith("hf://") else Path(spec).expanduser()
+    if not any((folder / file).is_file() for file in ("adapter_config.json", "config.json")):
+        found = "does not exist" if not folder.exists() else "has no adapter_config.json and no config.json"
+        raise BaseModelError(
+            f"{key} is {spec!r} but that folder {found}; docs/own_models.md says what can stand there."
         )
     return folder
 
@@ -87,14 +102,14 @@ def cache_folder() -> Path:
     return Path(os.environ.get("SOLO_RLHF_CACHE") or user_cache_path("solo-rlhf"))
 
 
-def _from_hub(spec: str) -> Path:
+def _from_hub(key: str, spec: str) -> Path:
     repository, revision = public_name(spec)
     try:
         return Path(huggingface_hub.snapshot_download(repository, revision=revision, allow_patterns=HUB_FILES))
     except (HfHubHTTPError, LocalEntryNotFoundError, HFValidationError, OSError) as error:
         reason = " ".join(str(error).split())[:200]
         raise BaseModelError(
-            f"base.model is {spec!r} but the hub did not give it: {reason}; check name, revision, network and HF_TOKEN."
+            f"{key} is {spec!r} but the hub did not give it: {reason}; check name, revision, network and HF_TOKEN."
         ) from error
 
 

@@ -9,10 +9,11 @@ import torch
 from torch import Tensor
 
 from pipeline.batch import Rollout
+from pipeline.classifier import Scorer
 from pipeline.data.examples import Prompt
 from pipeline.data.tokenization import ChatTokenizer
 from pipeline.rewards import Rewards, means
-from pipeline.roles import Policy, RewardModel
+from pipeline.roles import Policy
 from pipeline.rollout import Sampling, generate
 from pipeline.samples import answers
 from pipeline.statistics import distinct_n, length_controlled_rate, mean_rate, wins
@@ -40,7 +41,7 @@ class Answers:
 def answer(
     policy: Policy,
     rewards: Rewards,
-    others: dict[str, RewardModel],
+    others: dict[str, Scorer],
     prompts: list[Prompt],
     sampling: Sampling,
     tokenizer: ChatTokenizer,

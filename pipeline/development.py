@@ -15,11 +15,11 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from pipeline.classifier import Scorer
 from pipeline.comparison import Answers, figures, kl_figures
 from pipeline.data.examples import sequences
 from pipeline.files import write_text
 from pipeline.params.ppo import PPOParams
-from pipeline.roles import RewardModel
 from pipeline.statistics import mean_rate, wins
 
 ANSWERS = Path("artifacts/development/answers.jsonl")
@@ -119,7 +119,7 @@ def read_watched(file: Path) -> list[WatchedAnswer]:
 
 
 def over_optimisation(
-    rows: list[WatchedAnswer], judge: RewardModel, microbatch_tokens: int, resamples: int, seed: int
+    rows: list[WatchedAnswer], judge: Scorer, microbatch_tokens: int, resamples: int, seed: int
 ) -> list[dict[str, float]]:
     """Per watched step: KL, and what reward model and judge say of the same answers, as means and as wins over step 0."""
     batch = sequences([(row.prompt_ids, row.response_ids) for row in rows])

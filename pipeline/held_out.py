@@ -14,19 +14,21 @@ from torch import Tensor
 
 from pipeline.baselines import rivals
 from pipeline.batch import Pairs
+from pipeline.classifier import Scorer
 from pipeline.comparison import Answers, answer, figures, kl_figures, kl_per_answer, points, side_by_side, win_rates
 from pipeline.data.examples import Prompt, comparisons, demonstrations, prompts
 from pipeline.data.prepared import read_pairs
 from pipeline.data.records import Pair
 from pipeline.files import write_tsv
-from pipeline.opening import open_base, open_reward_model
+from pipeline.opening import open_base
 from pipeline.pair_figures import gaps, pair_figures
 from pipeline.params.evaluate import EvaluateParams
 from pipeline.params.ppo import PPOParams
 from pipeline.params.reward import RewardParams
 from pipeline.rewards import Rewards, find_functions
-from pipeline.roles import Policy, RewardModel
+from pipeline.roles import Policy
 from pipeline.rollout import sampling_of
+from pipeline.scorers import open_reward_model
 from pipeline.stage import Stage
 from pipeline.statistics import beside_baselines
 
@@ -45,7 +47,7 @@ class HeldOut:
     questions: list[Prompt]
     roles: dict[str, Policy]
     rewards: Rewards
-    scorers: dict[str, RewardModel]
+    scorers: dict[str, Scorer]
 
 
 def open_held_out(stage: Stage, trained: str) -> HeldOut:
@@ -58,7 +60,9 @@ def open_held_out(stage: Stage, trained: str) -> HeldOut:
     backbone = open_base(stage)
     for name in ("sft", trained):
         backbone.load_adapter(name, stage.input(f"artifacts/{name}"))
-    scorers = {name: open_reward_model(stage, backbone, name) for name in ("reward", "judge")}
+    watched = prompts(read_pairs(stage.input("prepared/development.jsonl")), stage.tokenizer)
+    asked = [*questions, *watched]
+    scorers = {name: open_reward_model(stage, backbone, name, asked) for name in ("reward", "judge")}
     rewards = Rewards(terms, functions, questions, stage.tokenizer, scorers["reward"], runtime.microbatch_tokens)
     adapters = {"base": None, "sft": "sft", trained: trained}
     roles = {role: Policy(backbone, name, cfg.temperature, runtime.logprob_chunk) for role, name in adapters.items()}

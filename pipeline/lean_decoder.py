@@ -18,15 +18,12 @@ from torch import Tensor
 from transformers import PreTrainedModel
 from transformers.masking_utils import create_causal_mask
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
-from transformers.models.llama.modeling_llama import LlamaDecoderLayer, eager_attention_forward, rotate_half
-from transformers.models.mistral.modeling_mistral import MistralDecoderLayer
-from transformers.models.qwen2.modeling_qwen2 import Qwen2DecoderLayer
+from transformers.models.llama.modeling_llama import eager_attention_forward, rotate_half
 
 from pipeline.backbone import Backbone, positions
+from pipeline.blocks import SAME_BLOCK
 from pipeline.cuda_graphs import TensorFunction
 from pipeline.sampling_linears import Product, SamplingLinears
-
-SAME_BLOCK = (LlamaDecoderLayer, MistralDecoderLayer, Qwen2DecoderLayer)
 
 Attend = Callable[[Tensor, Tensor, Tensor], Tensor]
 """Queries, keys and values of new tokens, [B, heads, T, D] -> [B, T, heads x D]."""

@@ -16,6 +16,7 @@ from pipeline.errors import UserError
 from pipeline.files import hash_path
 from pipeline.params.section import read_params
 
+COMMIT = re.compile(r"@[0-9a-f]{40}\b")
 TEMPLATE = re.compile(r"\$\{([\w.]+)\}")  # how dvc.yaml refers to params.yaml
 # The second holds what `dvc repro` alone is not to pay for. Its stages run in the root too: they say `wdir: ..`.
 DVC_FILES = (Path("dvc.yaml"), Path("alternatives/dvc.yaml"))
@@ -85,6 +86,20 @@ def digest(*parts: Any) -> str:
     return hashlib.sha256(json.dumps(parts, sort_keys=True, default=str).encode()).hexdigest()[:32]
 
 
+def unpinned(params: dict[str, Any]) -> list[str]:
+    """The keys whose model or data set on the hub is named at a revision that can move: a branch or a tag, no commit.
+
+    A hub data set may stand in a file that ends in .hf, of which a key gives the path.
+    """
+    moving = []
+    for key, value in flattened(params):
+        pointer = Path(value)
+        spec = pointer.read_text(encoding="utf-8") if value.endswith(".hf") and pointer.is_file() else value
+        if spec.startswith("hf://") and not COMMIT.search(spec):
+            moving.append(key)
+    return moving
+
+
 def flattened(content: dict[str, Any], prefix: str = "") -> list[tuple[str, str]]:
     """Nested keys joined by dots, values as text."""
     rows = []
@@ -118,6 +133,17 @@ def git_tags() -> dict[str, str]:
     return {
         "git.commit": ask("rev-parse", "HEAD"),
         "git.dirty": str(bool(ask("status", "--porcelain", "--untracked-files=no"))).lower(),
+    }
+
+
+def parent_tags(params: dict[str, Any]) -> dict[str, str]:
+    """What pipeline runs are filtered by."""
+    return {
+        "base.model": str(params["base"]["model"]),
+        "data.pairs": str(params["data"]["pairs"]),
+        "ppo.algorithm": str(params["ppo"]["algorithm"]),
+        "seed": str(params["seed"]),
+        **git_tags(),
     }
 
 

@@ -1,21 +1,32 @@
 """A base folder -> a Backbone: quantised, frozen, on its device."""
 
+import contextlib
+import ctypes
+import json
+import sys
+from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import torch
-from safetensors import SafetensorError
+from safetensors import SafetensorError, safe_open
 from torch import nn
 from transformers import AutoConfig, AutoModelForCausalLM, BitsAndBytesConfig, PretrainedConfig, PreTrainedModel
 
 from pipeline import attention as recompute
 from pipeline import blocks
 from pipeline.backbone import Backbone, BaseIdentity
+from pipeline.base_checks import check_output_head, check_packing
 from pipeline.errors import BaseModelError
 from pipeline.params.base import BaseParams
 from pipeline.params.runtime import RuntimeParams
 from pipeline.quantization import FrozenLinear4bit, check_shapes, fill_cache, replace_forwards
 
 COMPILED_VARIANTS = 64
+# glibc's mallopt(3): which blocks are mapped apart from the heap, and how much free memory at the heap's end is given back.
+M_TRIM_THRESHOLD, M_MMAP_THRESHOLD = -1, -3
+EACH_TENSOR = 64 * 2**10  # bytes
+GLIBC_AT_MOST = 32 * 2**20  # where glibc's own, rising threshold ends
 
 
 def load_backbone(folder: Path, params: BaseParams, runtime: RuntimeParams, identity: BaseIdentity) -> Backbone:
@@ -31,6 +42,8 @@ def load_backbone(folder: Path, params: BaseParams, runtime: RuntimeParams, iden
     try:
         config = AutoConfig.from_pretrained(folder, trust_remote_code=params.trust_remote_code)  # nosec B615  # a local folder
         without_dropout(config)
+        with torch.device("meta"):
+            skeleton = AutoModelForCausalLM.from_config(config, trust_remote_code=params.trust_remote_code)
         quantization = None
         if params.quantization == "nf4":
             quantization = BitsAndBytesConfig(
@@ -41,19 +54,17 @@ def load_backbone(folder: Path, params: BaseParams, runtime: RuntimeParams, iden
                 # FSDP divides numbers with a point only; the bytes are the same
                 bnb_4bit_quant_storage=dtype if runtime.launch == "fsdp" else torch.uint8,
             )
-            with torch.device("meta"):
-                skeleton = AutoModelForCausalLM.from_config(config, trust_remote_code=params.trust_remote_code)
             check_shapes(skeleton, skipped={output_head_name(skeleton)})
-        causal = AutoModelForCausalLM.from_pretrained(  # nosec B615  # a local folder
-            folder,
-            config=config,
-            dtype=dtype,
-            quantization_config=quantization,
-            attn_implementation=attention,
-            trust_remote_code=params.trust_remote_code,
-            use_safetensors=True,
-            device_map={"": device},
-        )
+        with tensors_mapped_apart(), contextlib.ExitStack() as opened:
+            causal = type(skeleton).from_pretrained(  # no name: nothing is looked up
+                None,
+                config=config,
+                state_dict=unread_weights(folder, opened),
+                dtype=dtype,
+                quantization_config=quantization,
+                attn_implementation=attention,
+                device_map={"": device},
+            )
     except (OSError, ValueError, KeyError, SafetensorError) as error:
         raise BaseModelError(
             f"base.model {params.model!r} cannot be loaded from {folder}: {' '.join(str(error).split())[:300]}"
@@ -69,7 +80,6 @@ def as_backbone(
     Raises:
         BaseModelError: the model does not fit its tokenizer or `runtime`.
     """
-    leave_file(causal)
     blocks.replace_forwards(causal)
     layers = replace_forwards(causal, dtype)
     if identity.tokenizer_length > causal.get_input_embeddings().weight.shape[0]:
@@ -79,18 +89,51 @@ def as_backbone(
         )
     if runtime.launch != "fsdp":  # which would hold the base whole in each process
         fill_cache(layers, runtime.base_cache, device)
+        blocks.join_weights(causal)
     if runtime.compile == "layers":
         compile_layers(causal, layers)
-    return Backbone(
+    backbone = Backbone(
         causal, device, identity, runtime.gradient_checkpointing, runtime.packing, sharded=runtime.launch == "fsdp"
     )
+    check_output_head(backbone)
+    if runtime.packing:
+        check_packing(backbone)
+    return backbone
 
 
-def leave_file(causal: PreTrainedModel) -> None:
-    """Copies on the CPU what lies in the mapped file of weights: one tensor left there would keep all of its pages in memory."""
-    for tensor in (*causal.parameters(), *causal.buffers()):
-        if tensor.device.type == "cpu":
-            tensor.data = tensor.data.clone()
+def unread_weights(folder: Path, opened: contextlib.ExitStack) -> dict[str, Any]:
+    """Slices of safetensors, each read into memory of its own when it is asked for; the files are open as long as `opened`.
+
+    transformers maps the files instead, whose pages would then lie in memory beside the whole base.
+
+    Raises:
+        OSError: a file is not there.
+        SafetensorError: it is damaged.
+    """
+    one, index = folder / "model.safetensors", folder / "model.safetensors.index.json"
+    names = {one.name} if one.exists() else set(json.loads(index.read_text(encoding="utf-8"))["weight_map"].values())
+    files = [opened.enter_context(safe_open(folder / name, "pt", backend="pread")) for name in sorted(names)]
+    return {key: file.get_slice(key) for file in files for key in file.keys()}  # noqa: SIM118  # no dict
+
+
+@contextlib.contextmanager
+def tensors_mapped_apart() -> Iterator[None]:
+    """Within the block, memory of a tensor goes back to the system with it.
+
+    Quantising a layer takes many times its bytes. glibc before 2.38 (its bug 14581) cannot use again what an aligned block
+    leaves in the heap, so layer for layer memory would grow, up to the size of the whole base in float32.
+    """
+    if sys.platform != "linux":  # torch's builds for Linux run on glibc
+        yield
+        return
+    mallopt = ctypes.CDLL(None).mallopt
+    mallopt(M_MMAP_THRESHOLD, EACH_TENSOR)
+    try:
+        yield
+    finally:
+        # passes are faster with a heap; once set by hand the thresholds do not rise by themselves
+        mallopt(M_MMAP_THRESHOLD, GLIBC_AT_MOST)
+        mallopt(M_TRIM_THRESHOLD, 2 * GLIBC_AT_MOST)
 
 
 def attention_of(runtime: RuntimeParams, device: torch.device) -> str:

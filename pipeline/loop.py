@@ -5,16 +5,18 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from pipeline.algorithms import Algorithm, algorithm_of
+from pipeline.classifier import Scorer
 from pipeline.data.examples import Prompt, demonstrations
 from pipeline.data.prepared import read_demonstrations
 from pipeline.heads import ScalarHead
 from pipeline.online import Log, Watch, train_online
-from pipeline.opening import open_base, open_reward_model
+from pipeline.opening import open_base
 from pipeline.params.ppo import PPOParams
 from pipeline.recovery import NO_RECOVERY, NoRecovery, Recovery
 from pipeline.rewards import Rewards, find_functions
-from pipeline.roles import Policy, RewardModel
+from pipeline.roles import Policy
 from pipeline.rollout import Sampling, sampling_of
+from pipeline.scorers import open_reward_model
 from pipeline.stage import Stage
 from pipeline.update import Optimizer, Rehearsal
 
@@ -32,7 +34,7 @@ class Loop:
     algorithm: Algorithm
     policy: Policy
     reference: Policy
-    reward_model: RewardModel | None
+    reward_model: Scorer | None
     rewards: Rewards
     rehearsal: Rehearsal | None
     sampling: Sampling
@@ -82,7 +84,8 @@ def open_loop(stage: Stage, cfg: PPOParams, questions: Iterable[Prompt]) -> Loop
     backbone = open_base(stage)
     backbone.load_adapter("sft", stage.input(str(SFT)))
     backbone.load_adapter("policy", SFT)  # the policy starts as a copy of sft, so KL is 0 at step 0
-    model = open_reward_model(stage, backbone, "reward") if cfg.uses_reward_model else None
+    questions = list(questions)
+    model = open_reward_model(stage, backbone, "reward", questions) if cfg.uses_reward_model else None
     value_head = ScalarHead(backbone.hidden_size, std=0.0).to(backbone.device) if algorithm.critic_objective else None
     rehearsal = None
     if cfg.ptx_coef:

@@ -1,4 +1,4 @@
-"""Opening what earlier stages left: the base that `prepare` saw, or none; reward models."""
+"""Opening the base that `prepare` saw, or none. Reward models: pipeline/scorers.py."""
 
 import json
 
@@ -8,12 +8,11 @@ from pipeline.errors import BaseModelError
 from pipeline.loading import load_backbone
 from pipeline.params.base import BaseParams
 from pipeline.planning.bases import configuration
-from pipeline.planning.fitting import refuse_misfit
-from pipeline.planning.settings import Settings, this_machine
-from pipeline.progress import console
-from pipeline.roles import RewardModel
+from pipeline.planning.fitting import outlook, refuse_misfit
+from pipeline.planning.settings import GIB, Settings, this_machine
+from pipeline.planning.stages import plan_stage
+from pipeline.progress import announce
 from pipeline.stage import BASE_FILE, Stage
-from pipeline.weights import load_head
 
 
 def open_base(stage: Stage) -> Backbone:
@@ -33,23 +32,30 @@ def open_base(stage: Stage) -> Backbone:
         )
     stage.tracker.set_tags({"base.fingerprint": present})
     if stage.runtime.check_memory:
-        config = configuration(str(stage.base_folder), base.trust_remote_code)
-        refuse_misfit(stage.name, Settings.read(), config, this_machine(stage.runtime))
+        plan_memory(stage, base)
     backbone = load_backbone(
         stage.base_folder, base, stage.runtime, BaseIdentity(present, len(stage.tokenizer), *public_name(base.model))
     )
-    console.print(
-        f"{stage.name}: {base.model} base, {base.quantization}, {base.dtype} on {backbone.device}", markup=False
+    announce(
+        "base",
+        f"{stage.name}: {base.model} base, {base.quantization}, {base.dtype} on {backbone.device}",
+        model=base.model,
+        quantization=base.quantization,
+        dtype=base.dtype,
+        device=str(backbone.device),
     )
     return backbone
 
 
-def open_reward_model(stage: Stage, backbone: Backbone, name: str) -> RewardModel:
-    """The reward model or the judge, frozen, on an open base.
+def plan_memory(stage: Stage, base: BaseParams) -> None:
+    """Says what the stage is going to take, before any weight is loaded.
 
     Raises:
-        DataError, BaseModelError: its adapter or head is missing, damaged or of another base.
+        NoRoomError: it cannot fit into memory.
     """
-    folder = stage.input(f"artifacts/{name}")
-    backbone.load_adapter(name, folder)
-    return RewardModel(backbone, name, load_head(folder, backbone.hidden_size, backbone.device))
+    settings, machine = Settings.read(), this_machine(stage.runtime)
+    config = configuration(str(stage.base_folder), base.trust_remote_code)
+    plan = plan_stage(stage.name, settings, config, machine)
+    refuse_misfit(plan, settings, config, machine)
+    text = f"{stage.name}: {outlook(plan, machine)}"
+    announce("memory", text, planned_peak_gb=plan.peak / GIB, free_gb=machine.free / GIB)

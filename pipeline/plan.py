@@ -1,12 +1,13 @@
 """`make plan`: what each stage takes at its peak, part by part, whether that fits, and what can be changed. Loads no weight."""
 
 import argparse
+import re
 import sys
 
 from rich import box
 from rich.table import Table
 
-from pipeline.errors import UserError
+from pipeline.errors import ParameterError, UserError
 from pipeline.params.section import PARAMS_FILE
 from pipeline.planning.bases import configuration
 from pipeline.planning.fitting import changes, gib, verdict
@@ -101,9 +102,23 @@ def _settings(chosen: argparse.Namespace) -> Settings:
     if chosen.base:
         settings = settings.with_("base", model=chosen.base)
     if chosen.tokens:
-        prompt, response = map(int, chosen.tokens.split("+"))
+        prompt, response = lengths(chosen.tokens)
         settings = settings.with_("tokens", max_prompt=prompt, max_response=response)
     return settings
+
+
+def lengths(text: str) -> tuple[int, int]:
+    """Of prompt and response, from such as 256+256.
+
+    Raises:
+        ParameterError: that is no two lengths.
+    """
+    numbers = re.fullmatch(r"([1-9]\d*)\+([1-9]\d*)", text)
+    if numbers is None:
+        raise ParameterError(
+            f"TOKENS is {text!r} but must be two lengths, of prompt and of response, joined by a plus; for example 256+256."
+        )
+    return int(numbers[1]), int(numbers[2])
 
 
 if __name__ == "__main__":

@@ -18,6 +18,7 @@ from pipeline.params.section import load_section
 from pipeline.planning.bases import configuration
 from pipeline.planning.fitting import refuse_misfit
 from pipeline.planning.settings import Settings, this_machine
+from pipeline.planning.stages import plan_stage
 from pipeline.progress import console
 from pipeline.rewards import find_functions
 
@@ -65,7 +66,8 @@ def check_memory() -> None:
     except BaseModelError:
         return
     for stage in ("sft", "reward", "ppo", "evaluate"):
-        refuse_misfit(stage, settings, config, this_machine(settings.runtime))
+        machine = this_machine(settings.runtime)
+        refuse_misfit(plan_stage(stage, settings, config, machine), settings, config, machine)
 
 
 def main() -> None:

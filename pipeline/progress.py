@@ -1,21 +1,85 @@
-"""What a person sees of a loop: a bar with the numbers that matter on a terminal, a line now and then elsewhere."""
+"""What a person, or a program, sees of a stage while it runs: `runtime.progress` says how.
 
+auto    bars on a terminal, quiet where the variable CI is set, lines elsewhere
+bars    a bar with the time left and the numbers that matter, and a line of them every so many steps
+lines   those lines alone, with the time left
+json    one JSON object per line and nothing else: {"event": "step", "of": 9, "step": 3, …}; {"event": "text", …} is what people read
+quiet   the first and the last lines of a stage, and what is wrong
+"""
+
+import io
+import json
+import os
 import sys
 import time
 from collections.abc import Iterable
 from io import TextIOWrapper
 from types import TracebackType
-from typing import Self
+from typing import Any, Literal, Self
 
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+from rich.text import Text
 
 from pipeline import ranks
 
+Mode = Literal["auto", "bars", "lines", "json", "quiet"]
 if isinstance(sys.stdout, TextIOWrapper):
     sys.stdout.reconfigure(errors="replace")  # a character that a terminal lacks is a question mark, not a traceback
 console = Console(highlight=False, soft_wrap=True, quiet=not ranks.is_main())
+INFINITE = (float("inf"), float("-inf"))
 SLOW_SECONDS = 20  # after this long without a line, the next step brings one
+
+
+class _TextEvents(io.TextIOBase):
+    """Where the console writes in mode json: each line of text becomes an event."""
+
+    def write(self, text: str) -> int:
+        for line in text.splitlines():
+            if plain := Text.from_ansi(line).plain.strip():
+                emit("text", text=plain)
+        return len(text)
+
+
+class _Shown:
+    """How this process shows itself; there is one console, and so one of these."""
+
+    mode: Mode = "auto"
+
+
+def show_as(mode: Mode) -> None:
+    """From now on in this mode."""
+    _Shown.mode = mode
+    if mode == "json":
+        console.file = _TextEvents()
+    elif isinstance(console.file, _TextEvents):
+        console.file = None  # standard output again
+
+
+def shown_as() -> Mode:
+    """The mode, `auto` resolved."""
+    if _Shown.mode != "auto":
+        return _Shown.mode
+    if os.environ.get("CI"):
+        return "quiet"
+    return "bars" if console.is_terminal else "lines"
+
+
+def emit(event: str, **fields: Any) -> None:
+    """One JSON line, flushed: who reads it may wait for it. Numbers that JSON does not have become null."""
+    line = {"event": event} | {
+        name: None if value != value or value in INFINITE else value for name, value in fields.items()
+    }
+    sys.stdout.write(json.dumps(line, ensure_ascii=False, default=str) + "\n")
+    sys.stdout.flush()
+
+
+def announce(event: str, text: str, **fields: Any) -> None:
+    """Something that happens once in a stage: the text for people, the fields for programs."""
+    if shown_as() == "json":
+        emit(event, **fields)
+    else:
+        console.print(text, markup=False)
 
 
 def tell(notes: Iterable[str]) -> None:
@@ -24,13 +88,27 @@ def tell(notes: Iterable[str]) -> None:
         console.print(f"note: {note}", markup=False, style="yellow")
 
 
+def duration(seconds: float) -> str:
+    """For people: `45 s`, `9 min 39 s`, `2 h 05 min`."""
+    whole = round(seconds)
+    if whole < 60:
+        return f"{whole} s"
+    if whole < 3600:
+        return f"{whole // 60} min {whole % 60:02d} s"
+    return f"{whole // 3600} h {whole % 3600 // 60:02d} min"
+
+
 class ProgressBar:
-    """A bar over `total` steps. Where there is no terminal, a line every `line_every` steps, and where steps are slow at each."""
+    """A loop of `total` steps, shown as `runtime.progress` says.
+
+    line_every: steps between two lines of numbers; where steps are slow, there is one at each.
+    """
 
     def __init__(self, title: str, total: int, line_every: int):
         self.title = title
         self.total = total
         self.line_every = line_every
+        self.mode = shown_as()
         self._bar = Progress(
             TextColumn("[bold]{task.description}"),
             BarColumn(bar_width=24),
@@ -40,10 +118,11 @@ class ProgressBar:
             TextColumn("<"),
             TimeRemainingColumn(),
             console=console,
-            disable=not console.is_terminal,
+            disable=self.mode != "bars",
         )
-        self._last_line = time.monotonic()
         self._task = self._bar.add_task(title, total=total, numbers="")
+        self._began = self._last_line = time.monotonic()
+        self._first: int | None = None  # a loop that goes on where another process was does not begin at 0
 
     def __enter__(self) -> Self:
         self._bar.start()
@@ -56,10 +135,22 @@ class ProgressBar:
 
     def advance(self, step: int, **numbers: float) -> None:
         """Step `step`, counted from 0, is done."""
+        done = step + 1
+        if self._first is None:
+            self._first = step
+        left = self.seconds_left(done, time.monotonic() - self._began)
+        if self.mode == "json":
+            emit("step", loop=self.title, step=done, of=self.total, seconds_left=round(left, 1), **numbers)
         text = "  ".join(f"{name} {value:.3g}" for name, value in numbers.items())
-        self._bar.update(self._task, completed=step + 1, numbers=text)
-        due = (step + 1) % self.line_every == 0 or step + 1 == self.total
+        self._bar.update(self._task, completed=done, numbers=text)
+        due = done % self.line_every == 0 or done == self.total
         due = due or time.monotonic() - self._last_line > SLOW_SECONDS
-        if due and not console.is_terminal:
+        if due and self.mode in ("bars", "lines"):
             self._last_line = time.monotonic()
-            console.print(f"{self.title} {step + 1}/{self.total}  {text}", markup=False)
+            remaining = f"  {duration(left)} left" if done < self.total else ""
+            console.print(f"{self.title} {done}/{self.total}  {text}{remaining}", markup=False)
+
+    def seconds_left(self, done: int, elapsed: float) -> float:
+        """At the mean pace of the steps that this process has taken."""
+        taken = done - (self._first or 0)
+        return elapsed / taken * (self.total - done)

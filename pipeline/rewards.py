@@ -11,6 +11,7 @@ from torch import Tensor
 
 from pipeline import ranks
 from pipeline.batch import Rollout
+from pipeline.classifier import Scorer
 from pipeline.data.examples import Prompt
 from pipeline.data.tokenization import ChatTokenizer
 from pipeline.params.reward_terms import (
@@ -22,7 +23,6 @@ from pipeline.params.reward_terms import (
 )
 from pipeline.penalties import length_penalty, repetition_penalty
 from pipeline.reward_function import RewardFunction, find_function, say_if_slow
-from pipeline.roles import RewardModel
 from pipeline.samples import answers
 
 
@@ -56,7 +56,7 @@ class Rewards:
         functions: dict[str, RewardFunction],
         questions: Iterable[Prompt],
         tokenizer: ChatTokenizer,
-        model: RewardModel | None,
+        model: Scorer | None,
         microbatch_tokens: int,
     ):
         self.terms = list(terms)
@@ -98,11 +98,11 @@ class Rewards:
         """Each term's mean over the answers scored last, before weighting, under the name it has in logs."""
         return means(self.values)
 
-    def _sum(self, rollout: Rollout, model_score: Callable[[RewardModel], Tensor]) -> Tensor:
+    def _sum(self, rollout: Rollout, model_score: Callable[[Scorer], Tensor]) -> Tensor:
         self.values = {term.name: self._value(term, rollout, model_score) for term in self.terms}
         return torch.stack([term.weight * self.values[term.name] for term in self.terms]).sum(0)
 
-    def _value(self, term: RewardTerm, rollout: Rollout, model_score: Callable[[RewardModel], Tensor]) -> Tensor:
+    def _value(self, term: RewardTerm, rollout: Rollout, model_score: Callable[[Scorer], Tensor]) -> Tensor:
         match term:
             case RewardModelTerm():
                 return model_score(self.model)

@@ -112,6 +112,11 @@ class RewardModel:
         rows_B = torch.arange(len(batch), device=self.backbone.device)
         return self.head(hidden_BTH[rows_B, batch.lengths_B - 1])
 
+    @torch.no_grad()
+    def move(self, by: Tensor) -> None:
+        """Adds a number to every score from now on."""
+        self.head.linear.bias += by
+
     def score_all(self, batch: Sequences, microbatch_tokens: int) -> Tensor:
         """`score` over any number of rows, in eval mode and without gradient; on the CPU, [B]."""
         with self.backbone.inference():

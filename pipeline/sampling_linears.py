@@ -15,11 +15,10 @@ import torch
 import torch.nn.functional as F
 from peft.tuners.lora import LoraLayer
 from torch import Tensor, nn
-from transformers.pytorch_utils import Conv1D
 
 from pipeline.backbone import Backbone
-from pipeline.lora import add_adapter_
 from pipeline.quantization import FrozenLinear4bit, free_memory
+from pipeline.side_by_side import SideBySide, base_of, bias_of, is_kept, joined, weight_of
 
 Product = Callable[[Tensor], Tensor]
 """x -> x @ weight^T + bias; [..., I] -> [..., O]."""
@@ -48,15 +47,15 @@ class SamplingLinears:
     def product(self, *layers: nn.Module) -> Product:
         """Outputs of all `layers`, which read the same input, side by side.
 
-        One layer's product without `merge` has the bits of its own forward.
+        Without `merge` it has the bits of the layers' own forward.
         """
-        adapted = [layer for layer in layers if self._adapts(layer)]
-        if not self._merge or not adapted:
-            base = self._unadapted([base_of(layer) for layer in layers])
-            return self._with_adapters(base, layers) if adapted else base
-        bases = [base_of(layer) for layer in layers]
-        if self._pack or (self._room and not all(map(_is_cached, bases))):
-            return self._held(torch.cat([self._merged_weight(layer) for layer in layers]), _biases(bases))
+        linears = SideBySide(*layers)
+        if not linears.adapters:
+            return self._unadapted(linears)
+        if not self._merge:
+            return self._with_adapter(self._unadapted(linears), *linears.stacked(self._dtype))
+        if self._pack or (self._room and not all(map(_is_cached, linears.bases))):
+            return self._held(torch.cat([self._merged_weight(layer) for layer in layers]), linears.bias_O)
         return side_by_side([self._merged_where_it_lies(layer) for layer in layers])
 
     def output_head(self, head_VH: Tensor) -> Product:
@@ -70,20 +69,22 @@ class SamplingLinears:
             layer.cached_weight_OI.copy_(layer.dequantized())
             self._overwritten.pop()
 
-    def _unadapted(self, bases: list[nn.Module]) -> Product:
-        # a forward of GPT-2's Conv1D is another product, whose bits may differ
-        at_hand = all(_is_cached(base) or type(base) is nn.Linear for base in bases)
-        if self._pack and at_hand:
-            return self._held(torch.cat([weight_of(base) for base in bases]), _biases(bases))
-        self.fresh |= any(isinstance(base, FrozenLinear4bit) and not _is_cached(base) for base in bases)
-        return side_by_side(bases)
+    def _unadapted(self, linears: SideBySide) -> Product:
+        if self._pack and all(map(is_kept, linears.bases)):
+            return self._held(joined([weight_of(base) for base in linears.bases]), linears.bias_O)
+        self.fresh |= any(isinstance(base, FrozenLinear4bit) and not _is_cached(base) for base in linears.bases)
+        return linears.product
 
-    def _with_adapters(self, base: Product, layers: tuple[nn.Module, ...]) -> Product:
-        if len(layers) > 1:
-            return _with_adapter(base, *stacked(layers, self._adapter, self._dtype), 1.0)
-        (layer,), name = layers, self._adapter
-        a_RI, b_OR = (matrix[name].weight.to(self._dtype) for matrix in (layer.lora_A, layer.lora_B))
-        return _with_adapter(base, a_RI, b_OR, layer.scaling[name])
+    def _with_adapter(self, base: Product, a_RI: Tensor, b_OR: Tensor) -> Product:
+        add = self._adding(b_OR)
+        return lambda x: add(base(x), F.linear(x, a_RI))
+
+    def _adding(self, b_OR: Tensor) -> Callable[[Tensor, Tensor], Tensor]:
+        """result, low -> result + low @ B^T, rounded once."""
+        if not self._pack:
+            return lambda result, low: result.view(-1, len(b_OR)).addmm_(low.flatten(0, -2), b_OR.T).view(result.shape)
+        packed = torch.ops.mkldnn._reorder_linear_weight(b_OR, PACKED_FOR)
+        return lambda result, low: torch.ops.mkldnn._linear_pointwise(low, result, packed, None, "add")
 
     def _merged_where_it_lies(self, layer: nn.Module) -> Product:
         base, bias_O = base_of(layer), bias_of(base_of(layer))
@@ -114,25 +115,6 @@ def side_by_side(products: list[Product]) -> Product:
     return products[0] if len(products) == 1 else lambda x: torch.cat([product(x) for product in products], dim=-1)
 
 
-def stacked(layers: tuple[nn.Module, ...], adapter: str, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
-    """The adapters of layers side by side as one: A's above each other, scaled B's on a diagonal; [R, I] and [O, R].
-
-    A layer without the adapter has rows of zeros in B.
-    """
-    adapted = [isinstance(layer, LoraLayer) and adapter in layer.lora_A for layer in layers]
-    parts = [layer.lora_A[adapter].weight for layer, there in zip(layers, adapted, strict=True) if there]
-    a_RI = torch.cat(parts)
-    b_OR = a_RI.new_zeros(sum(base_of(layer).out_features for layer in layers), len(a_RI))
-    row = column = 0
-    for layer, there in zip(layers, adapted, strict=True):
-        if there:
-            part_OR = layer.lora_B[adapter].weight * layer.scaling[adapter]
-            b_OR[row : row + part_OR.shape[0], column : column + part_OR.shape[1]] = part_OR
-            column += part_OR.shape[1]
-        row += base_of(layer).out_features
-    return a_RI.to(dtype), b_OR.to(dtype)
-
-
 def merged_weight(weight_OI: Tensor, layer: LoraLayer, adapter: str) -> Tensor:
     """weight + scaling * B A, summed in float32 and rounded once to the weight's precision; [O, I]."""
     b_OR, a_RI = layer.lora_B[adapter].weight, layer.lora_A[adapter].weight
@@ -158,43 +140,8 @@ def lora_layers(causal: nn.Module) -> list[tuple[nn.Module, str, LoraLayer]]:
     ]
 
 
-def base_of(layer: nn.Module) -> nn.Module:
-    """The linear under an adapted layer."""
-    return layer.base_layer if isinstance(layer, LoraLayer) else layer
-
-
-def weight_of(base: nn.Module) -> Tensor:
-    """A frozen linear's weight in the precision of forward passes; [O, I]."""
-    if isinstance(base, FrozenLinear4bit):
-        return base.dequantized() if base.cached_weight_OI is None else base.cached_weight_OI
-    return base.weight.data.t() if isinstance(base, Conv1D) else base.weight.data
-
-
-def bias_of(base: nn.Module) -> Tensor | None:
-    """Its bias in the same precision; [O]."""
-    if base.bias is None:
-        return None
-    return base.bias.data.to(base.compute_dtype) if isinstance(base, FrozenLinear4bit) else base.bias.data
-
-
-def _biases(bases: list[nn.Module]) -> Tensor | None:
-    biases = [bias_of(base) for base in bases]
-    return None if biases[0] is None else torch.cat(biases)
-
-
 def _is_cached(base: nn.Module) -> bool:
     return isinstance(base, FrozenLinear4bit) and base.cached_weight_OI is not None
-
-
-def _with_adapter(base: Product, a_RI: Tensor, b_OR: Tensor, scaling: float) -> Product:
-    """The forward of `pipeline.lora`, to the bit."""
-
-    def product(x: Tensor) -> Tensor:
-        result = base(x)
-        add_adapter_(result, x.flatten(0, -2), a_RI, b_OR, scaling)
-        return result
-
-    return product
 
 
 class _Product(nn.Module):

@@ -17,8 +17,10 @@ from typing import Any
 import transformers
 
 from pipeline import finished, interruption, launch, ranks
+from pipeline.banner import gpu_memory, tell_end, tell_start, tell_work
 from pipeline.base_model import locate
-from pipeline.data.tokenization import ChatTokenizer, load_tokenizer
+from pipeline.data.base_tokenizer import load_tokenizer
+from pipeline.data.tokenization import ChatTokenizer
 from pipeline.errors import DataError, StorageError, UserError
 from pipeline.files import hash_path, write_json, write_text, write_tsv
 from pipeline.health.report import HealthLog
@@ -30,17 +32,19 @@ from pipeline.lineage import (
     git_tags,
     hardware,
     numbers,
+    parent_tags,
     stage_address,
     stage_definition,
     stage_inputs,
     state_key,
+    unpinned,
 )
 from pipeline.lock import alone_in
 from pipeline.out_of_memory import reporting
 from pipeline.params.base import BaseParams, TokensParams
 from pipeline.params.runtime import RuntimeParams
 from pipeline.params.section import S, load_section, parse_seed, read_params
-from pipeline.progress import ProgressBar, console
+from pipeline.progress import ProgressBar, console, show_as
 from pipeline.randomness import derive_seed, prepare_torch
 from pipeline.tracking.destination import destination
 from pipeline.tracking.tracker import Tracker, start_run
@@ -111,10 +115,9 @@ class Stage:
         """A bar for the stage's loop."""
         return ProgressBar(self.name, total, self.runtime.log_every)
 
-    def tell_trained(self, sizes: dict[str, int]) -> None:
-        """Says how many weights are trained, by what they belong to: training none can look like training."""
-        counts = ", ".join(f"{count:,} ({name})" for name, count in sizes.items())
-        console.print(f"{self.name}: weights that are trained: {counts}", markup=False)
+    def tell_trained(self, sizes: dict[str, int], adapters: list[str], work: str) -> None:
+        """Says what is about to be trained: see `tell_work`."""
+        tell_work(self.name, sizes, adapters, work, self.params(TokensParams, "tokens"))
         self.tracker.set_tags({f"trained_weights.{name}": str(count) for name, count in sizes.items()})
 
     def tell_limit(self, name: str, limit: int) -> None:
@@ -219,6 +222,7 @@ def _alone(name: str) -> Iterator[Path]:
 
 def _run_alone(name: str, body: Callable[[Stage], None], section: str, folder: Path) -> None:
     runtime = load_section("runtime", RuntimeParams)
+    show_as(runtime.progress)
     seed = derive_seed(parse_seed(read_params()), section)
     definition = stage_definition(name)
     started = time.monotonic()
@@ -226,7 +230,9 @@ def _run_alone(name: str, body: Callable[[Stage], None], section: str, folder: P
     stage = Stage(
         name, section, seed, runtime, tracker, HealthLog(name, tracker, dict(flattened(read_params()))), folder
     )
+    tracker.describe(" ".join((body.__globals__["__doc__"] or "").split()))  # what the stage's module says of it
     status = "FAILED"
+    tell_start(name, parse_seed(read_params()), runtime, str(Path(WORK) / name))
     try:
         prepare_torch(seed, runtime)
         with stage.health.watching(), reporting(stage.tell_limit):
@@ -237,8 +243,9 @@ def _run_alone(name: str, body: Callable[[Stage], None], section: str, folder: P
             tracker.set_tags({f"output:{path}": hash_path(Path(path)) for path in definition["outs"]})
         peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024**2
         seconds = time.monotonic() - started
-        tracker.log_metrics(0, {"cost.seconds": seconds, "cost.peak_memory_gb": peak})
-        console.print(f"{name}: done in {seconds:.0f} s, peak memory {peak:.1f} GB", markup=False)
+        cost = {"cost.seconds": seconds, "cost.peak_memory_gb": peak, **gpu_memory()}
+        tracker.cost(name, cost)
+        tell_end(name, cost)
         status = "FINISHED"
     except Interrupted as stop:
         status = "KILLED"
@@ -259,6 +266,7 @@ def _run_alone(name: str, body: Callable[[Stage], None], section: str, folder: P
 
 def _start_tracking(name: str, runtime: RuntimeParams, definition: dict[str, list[str]], run_file: Path) -> Tracker:
     params = read_params()
+    moving = unpinned(params)
     raw = {key: value for key, value in params.items() if key != "runtime"}
     sources = [
         Path(str(value))
@@ -282,6 +290,8 @@ def _start_tracking(name: str, runtime: RuntimeParams, definition: dict[str, lis
             "dvc.stage": name,
             "dvc.experiment": os.environ.get("DVC_EXP_NAME", ""),
             **git_tags(),
+            "reproducible": str(not moving).lower(),
+            "unpinned": ", ".join(moving),
             **{f"version.{package}": version(package) for package in VERSIONS},
             "hardware": hardware(),
             **{f"input:{path}": value for path, value in inputs.items()},
@@ -290,6 +300,7 @@ def _start_tracking(name: str, runtime: RuntimeParams, definition: dict[str, lis
     )
     if tracker.run is not None:
         write_text(run_file, tracker.run)
+    tracker.set_tags(parent_tags(params), on="parent")
     tracker.link(inputs, {package: version(package) for package in VERSIONS})
     return tracker
 

@@ -45,7 +45,7 @@ def answers_table(metrics: dict[str, Any]) -> Table:
                 _rate(row.get("win_rate_reward")),
                 _rate(row.get("win_rate_judge")),
                 _rate(row.get("win_rate_judge_length_controlled")),
-                f"{row['kl_per_sequence_k1']:.1f}" if mode == "sampled" else "-",
+                f"{row['kl_per_sequence_k1']:z.1f}" if mode == "sampled" else "-",
                 f"{row['length_median']:.0f}",
                 f"{row['end_token_rate']:.0%}",
                 f"{row['distinct_2']:.0%}",

@@ -7,8 +7,9 @@ from pipeline.params.runtime import RuntimeParams
 from pipeline.params.section import load_section
 from pipeline.tracking.delivery import deliver_earlier
 from pipeline.tracking.destination import destination
+from pipeline.tracking.runs import Unavailable
 from pipeline.tracking.spool import spools
-from pipeline.tracking.store import Store, Unavailable
+from pipeline.tracking.store import Store
 from pipeline.tracking.tracker import STORE_LOCK, say
 
 

@@ -45,7 +45,8 @@ def dpo(stage: Stage) -> None:
         cfg.max_grad_norm,
         cosine_to_tenth(steps, cfg.warmup_share),
     )
-    stage.tell_trained(optimizer.sizes)
+    work = f"{len(pairs)} pairs in {steps} steps of {cfg.batch_size}"
+    stage.tell_trained(optimizer.sizes, backbone.adapters, work)
     with stage.progress(steps) as bar:
 
         def log(step: int, stats: dict[str, float]) -> None:

@@ -5,6 +5,7 @@ The judge shares backbone and data style with the reward model, so it is not ind
 
 from pathlib import Path
 
+from pipeline.candidate import stand
 from pipeline.development import ANSWERS, over_optimisation, read_watched
 from pipeline.files import write_tsv
 from pipeline.held_out import compare_answers, open_held_out, scorers_accuracy
@@ -24,6 +25,7 @@ def evaluate(stage: Stage) -> None:
     )
     write_tsv(Path("plots/overoptimisation.tsv"), curve)
     stage.finish(metrics)
+    stand(stage, metrics, "policy", held_out.cfg.temperature, held_out.cfg.bootstrap)
 
 
 if __name__ == "__main__":

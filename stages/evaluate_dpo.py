@@ -7,6 +7,7 @@ from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
+from pipeline.candidate import stand
 from pipeline.held_out import compare_answers, open_held_out, pair_accuracy, scorers_accuracy
 from pipeline.params.dpo import DPOParams
 from pipeline.preferences import implicit_gaps
@@ -25,6 +26,7 @@ def evaluate_dpo(stage: Stage) -> None:
     )
     metrics["dpo_model"] = pair_accuracy(stage, held_out, gaps_of, "prepared/reward.jsonl", dpo.cut_pairs)
     stage.finish(metrics)
+    stand(stage, metrics, "dpo", held_out.cfg.temperature, held_out.cfg.bootstrap)
 
 
 if __name__ == "__main__":

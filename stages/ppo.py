@@ -18,6 +18,7 @@ from pipeline.online import optimizer_for, prompts_in_turn
 from pipeline.params.ppo import PPOParams
 from pipeline.progress import tell
 from pipeline.recovery import recovery_of
+from pipeline.roles import RewardModel
 from pipeline.samples import sample_rows
 from pipeline.stage import Stage, run_stage
 from pipeline.weights import save_head
@@ -35,10 +36,11 @@ def ppo(stage: Stage) -> None:
     tell(cfg.notes)
     loop = open_loop(stage, cfg, [*questions, *watched])
     policy, reference, rewards = loop.policy, loop.reference, loop.rewards
-    frozen_names = ("sft", "reward") if loop.reward_model else ("sft",)
+    frozen_names = ("sft", "reward") if isinstance(loop.reward_model, RewardModel) else ("sft",)
     frozen = {name: policy.backbone.adapter_hash(name) for name in frozen_names}
     optimizer = optimizer_for(policy, cfg)
-    stage.tell_trained(optimizer.sizes)
+    work = f"{cfg.iterations} iterations of {cfg.rollout_size} answers to {len(questions)} prompts"
+    stage.tell_trained(optimizer.sizes, policy.backbone.adapters, work)
 
     def sample() -> tuple[Answers, Tensor]:
         found = answer(policy, rewards, {}, watched, loop.sampling, tokenizer, runtime.microbatch_tokens)

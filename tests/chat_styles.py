@@ -8,7 +8,8 @@ from tokenizers import AddedToken
 from tokenizers.processors import TemplateProcessing
 from transformers import AutoConfig, GenerationConfig
 
-from pipeline.data.tokenization import ChatTokenizer, load_tokenizer
+from pipeline.data.base_tokenizer import load_tokenizer
+from pipeline.data.tokenization import ChatTokenizer
 from pipeline.tiny import CHATML, tiny_tokenizer
 
 LLAMA3 = (

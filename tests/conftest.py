@@ -8,7 +8,8 @@ import pytest
 import torch
 
 from pipeline.backbone import Backbone, BaseIdentity
-from pipeline.data.tokenization import ChatTokenizer, load_tokenizer
+from pipeline.data.base_tokenizer import load_tokenizer
+from pipeline.data.tokenization import ChatTokenizer
 from pipeline.loading import load_backbone
 from pipeline.params.base import BaseParams, LoraParams
 from pipeline.params.runtime import RuntimeParams
@@ -42,6 +43,7 @@ def runtime(**changes) -> RuntimeParams:
         "packing": False,
         "checkpoint_steps": 100,
         "checkpoint_minutes": 5.0,
+        "progress": "auto",
         "log_every": 1,
         "samples_every": 1,
         "tracking_uri": "sqlite:///mlflow.db",

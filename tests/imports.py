@@ -70,7 +70,17 @@ def stage_file(name: str) -> Path:
 EXEMPT = {
     *(
         Path("pipeline", name)
-        for name in ("errors.py", "masking.py", "progress.py", "interruption.py", "finished.py", "lock.py", "launch.py")
+        for name in (
+            "errors.py",
+            "masking.py",
+            "progress.py",
+            "banner.py",
+            "candidate.py",
+            "interruption.py",
+            "finished.py",
+            "lock.py",
+            "launch.py",
+        )
     ),
     *(
         path.relative_to(ROOT)

@@ -12,7 +12,7 @@ import torch.nn.functional as F
 from bitsandbytes.functional import dequantize_4bit
 from conftest import LORA, ROOT, base_params, runtime
 from peft import PeftModel
-from transformers import AutoModelForCausalLM
+from transformers import AutoModelForCausalLM, BitsAndBytesConfig
 
 from pipeline.backbone import Backbone, BaseIdentity
 from pipeline.base_model import fingerprint, locate, public_name
@@ -318,6 +318,35 @@ def test_fingerprint_sees_weights_and_tokenizer_but_not_library_versions(tmp_pat
     assert fingerprint(tmp_path / "a") != fingerprint(tmp_path / "b")
     write_tiny_model(tmp_path / "c", seed=1)
     assert fingerprint(tmp_path / "a") != fingerprint(tmp_path / "c")
+
+
+@pytest.mark.parametrize("quantization", ["none", "nf4"])
+def test_weights_are_those_that_transformers_loads_from_one_file_or_several(
+    tiny_folders: Callable[..., Path], tmp_path: Path, quantization: str
+) -> None:
+    """To the bit. Only files of the index count: Mistral's folders hold all weights once more beside them."""
+    nf4 = BitsAndBytesConfig(
+        load_in_4bit=True,
+        bnb_4bit_quant_type="nf4",
+        bnb_4bit_use_double_quant=True,
+        bnb_4bit_compute_dtype=torch.float32,
+    )
+    chosen = {"quantization_config": nf4} if quantization == "nf4" else {}
+    AutoModelForCausalLM.from_pretrained(tiny_folders()).save_pretrained(tmp_path, max_shard_size="50KB")
+    assert len(list(tmp_path.glob("*.safetensors"))) > 1
+    (tmp_path / "consolidated.safetensors").write_bytes(b"of another layout")
+    theirs = AutoModelForCausalLM.from_pretrained(tiny_folders(), dtype=torch.float32, **chosen).state_dict()
+    for folder in (tiny_folders(), tmp_path):
+        params = base_params(quantization=quantization, dtype="float32")
+        ours = load_backbone(folder, params, runtime(), BaseIdentity("f", 259, "tiny")).causal.state_dict()
+        assert ours.keys() == theirs.keys()
+        assert all(torch.equal(ours[name], weight) for name, weight in theirs.items())
+
+
+def test_weights_that_are_not_there_are_named(tiny_folders: Callable[..., Path], tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_bytes((tiny_folders() / "config.json").read_bytes())
+    with pytest.raises(BaseModelError, match=r"cannot be loaded from .*model\.safetensors"):
+        load_backbone(tmp_path, base_params(), runtime(), BaseIdentity("f", 259, "tiny"))
 
 
 def test_a_token_without_an_embedding_row_is_refused(tiny_folders: Callable[..., Path]) -> None:

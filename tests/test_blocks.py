@@ -38,7 +38,7 @@ def test_attention_is_eager_attention(
 
 @pytest.mark.parametrize("family", [*FAMILIES, "mistral"])
 def test_blocks_are_those_of_transformers(tiny_folders: Callable[..., Path], family: str) -> None:
-    """Forward to the bit, and the gradient that goes into the embeddings."""
+    """Logits, and the gradient that goes into the embeddings; norms and MLPs alone to the bit, joined products up to rounding."""
     found = []
     for replaced in (False, True):
         model = AutoModelForCausalLM.from_pretrained(tiny_folders(family)).requires_grad_(False)
@@ -50,7 +50,7 @@ def test_blocks_are_those_of_transformers(tiny_folders: Callable[..., Path], fam
         logits = model(inputs_embeds=x).logits
         logits.square().sum().backward()
         found.append((logits.detach(), x.grad))
-    assert torch.equal(found[0][0], found[1][0])
+    torch.testing.assert_close(found[1][0], found[0][0], rtol=0, atol=1e-6 * float(found[0][0].abs().max()))
     torch.testing.assert_close(found[1][1], found[0][1], rtol=1e-4, atol=1e-6 * float(found[0][1].abs().max()))
 
 

@@ -243,9 +243,9 @@ def divided_by_answers_not_tokens(patch: Patch, case: Case) -> None:
 
 
 def no_gradient_below_the_second_layer(patch: Patch, case: Case) -> None:
-    layer = case.loop.policy.backbone.decoder.layers[1]
-    real = layer.forward
-    patch.setattr(layer, "forward", lambda hidden, *rest, **named: real(hidden.detach(), *rest, **named))
+    block = type(case.loop.policy.backbone.decoder.layers[1])
+    real = block.forward
+    patch.setattr(block, "forward", lambda self, x, *rest, **named: real(self, x.detach(), *rest, **named))
 
 
 def gradients_of_micro_batches_not_added_up(patch: Patch, case: Case) -> None:

@@ -1,6 +1,7 @@
 """`dvc repro` on the smoke recipe in a temporary clone: the whole chain, twice, and what bad input gets."""
 
 import contextlib
+import csv
 import json
 import math
 import os
@@ -31,7 +32,8 @@ CENTRED = """
 from pathlib import Path
 from pipeline.data.examples import demonstrations
 from pipeline.data.prepared import read_demonstrations
-from pipeline.opening import open_base, open_reward_model
+from pipeline.opening import open_base
+from pipeline.scorers import open_reward_model
 from pipeline.params.runtime import RuntimeParams
 from pipeline.params.section import load_section
 from pipeline.diagnosis.opening import untracked
@@ -187,6 +189,58 @@ def test_mlflow_has_the_parent_its_children_and_their_lineage(finished: tuple[Pa
     assert "evaluate.sampled.policy.win_rate_judge.mean" in parent.data.metrics
     samples = folder / "mlruns/solo-rlhf" / runs["ppo"].info.run_id / "artifacts/samples"
     assert sorted(file.name for file in samples.iterdir()) == ["step_0000.json", "step_0002.json"]
+
+
+def test_mlflow_has_what_runs_are_compared_by_and_the_policy_as_a_model_version(finished: tuple[Path, str]) -> None:
+    folder, _ = finished
+    client = MlflowClient(f"sqlite:///{folder}/mlflow.db")
+    experiment = client.get_experiment_by_name("solo-rlhf").experiment_id
+    (parent,) = client.search_runs([experiment], "attributes.run_name = 'seed 17'")
+    metrics = json.loads((folder / "metrics/evaluate.json").read_text())
+    found = parent.data.metrics
+    assert found["summary.kl"] == pytest.approx(metrics["sampled"]["policy"]["kl_per_sequence_k1"])
+    assert found["summary.win_rate_judge"] == pytest.approx(metrics["sampled"]["policy"]["win_rate_judge"]["mean"])
+    stages = ("prepare", "sft", "reward", "judge", "ppo", "evaluate")
+    assert found["cost.seconds"] == pytest.approx(sum(found[f"cost.seconds.{stage}"] for stage in stages))
+    assert found["cost.peak_memory_gb"] == max(found[f"cost.peak_memory_gb.{stage}"] for stage in stages)
+    assert parent.data.tags["verdict.policy"] in ("better", "even", "worse")
+    assert parent.data.tags["mlflow.note.content"].endswith(" tokens.")
+    (version,) = client.search_model_versions("name = 'solo-rlhf-policy'")
+    assert str(client.get_registered_model("solo-rlhf-policy").aliases["candidate"]) == str(version.version)
+    assert version.tags["policy.hash"] == hash_path(folder / "artifacts/policy")
+    weights = folder / f"mlruns/solo-rlhf/{version.run_id}/artifacts/policy/adapter_model.safetensors"
+    assert weights.read_bytes() == (folder / "artifacts/policy/adapter_model.safetensors").read_bytes()
+
+
+def test_experiments_stand_side_by_side(finished: tuple[Path, str]) -> None:
+    """docs/compare.md: run beside the present result, listed, drawn over it, queued; the workspace stays as it is."""
+    folder, _ = finished
+    before = output_hashes(folder)
+    run(folder, "git", "add", "-A")
+    run(folder, "git", "-c", "user.name=t", "-c", "user.email=t@t", "commit", "-qm", "the present result")
+    done = run(folder, "dvc", "exp", "run", "--temp", "-n", "dear", "-S", "ppo.kl_coef=0.5")
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert stages_run(done.stdout) == ["ppo", "evaluate"]
+    table = csv.DictReader(run(folder, "dvc", "exp", "show", "--csv").stdout.splitlines())
+    (dear,) = (row for row in table if row["Experiment"] == "dear")
+    assert float(dear["ppo.kl_coef"]) == 0.5
+    assert any(key.endswith("sampled.policy.kl_per_sequence_k1") and value for key, value in dear.items())
+    drawn = run(folder, "dvc", "plots", "diff", "HEAD", "dear", "--out", "drawn")
+    assert drawn.returncode == 0, drawn.stderr
+    page = (folder / "drawn/index.html").read_text(encoding="utf-8")
+    assert "PPO, KL to the SFT model" in page and "dear" in page
+    queued = run(folder, "dvc", "exp", "run", "--queue", "-S", "seed=18,19")
+    assert queued.returncode == 0, queued.stderr
+    assert run(folder, "dvc", "queue", "status").stdout.count("Queued") == 2
+    run(folder, "dvc", "queue", "remove", "--queued")
+    client = MlflowClient(f"sqlite:///{folder}/mlflow.db")
+    experiment = client.get_experiment_by_name("solo-rlhf").experiment_id
+    (parent,) = client.search_runs([experiment], "attributes.run_name = 'dear'")
+    assert "summary.kl" in parent.data.metrics and parent.data.params["ppo.kl_coef"] == "0.5"
+    trained = {run.data.tags.get("output:artifacts/policy") for run in client.search_runs([experiment])} - {None}
+    versions = client.search_model_versions("name = 'solo-rlhf-policy'")
+    assert {version.tags["policy.hash"] for version in versions} == trained, "equal bytes are one version"
+    assert output_hashes(folder) == before
 
 
 @pytest.mark.parametrize("name", ["sft", "reward", "judge", "policy"])
@@ -467,3 +521,37 @@ def test_a_failed_stage_is_failed_in_mlflow(finished: tuple[Path, str]) -> None:
         assert run(folder, sys.executable, "-m", "stages.ppo").returncode == 1
     newest = newest_run(folder)
     assert (newest.info.run_name, newest.info.status) == ("ppo", "FAILED")
+
+
+def test_what_a_run_has_learnt_goes_out_and_comes_in_again(finished: tuple[Path, str]) -> None:
+    """`make export`, `make chat`, and the exports as `sft.from`, `reward.from` (a model with a tokenizer, asked in text) and
+    `judge.from` (an adapter with a head). The last test: it leaves the chain as it then is."""
+    folder, _ = finished
+    assert run(folder, "dvc", "repro").returncode == 0
+    done = run(folder, sys.executable, "-m", "pipeline.export")
+    assert done.returncode == 0, done.stdout
+    assert "20 of 20 greedy answers are the same token by token" in done.stdout  # float32
+    exported = sorted(path.name for path in (folder / "exports").iterdir())
+    assert exported == ["policy", "policy-adapter", "reward"]
+    words = [sys.executable, "-m", "pipeline.chat"]
+    chat = subprocess.run(
+        words,
+        input="hi\n/greedy\nwhy?\n/quit\n",
+        cwd=folder,
+        env=ENVIRONMENT,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert chat.returncode == 0 and chat.stdout.count("policy: ") == 2, chat.stdout + chat.stderr
+    for name, source in (("sft", "exports/policy-adapter"), ("reward", "exports/reward"), ("judge", "artifacts/judge")):
+        shutil.copytree(folder / source, folder / "own" / name)
+    with edited(folder, {f"{name}.from": f"own/{name}" for name in ("sft", "reward", "judge")}):
+        done = run(folder, "dvc", "repro")
+        assert done.returncode == 0, done.stdout + done.stderr
+    weights = [load_file(folder / place / "adapter_model.safetensors") for place in ("artifacts/sft", "own/sft")]
+    assert all(torch.equal(weights[0][key], weights[1][key]) for key in weights[1])
+    assert [file.name for file in (folder / "artifacts/reward").iterdir()] == ["classifier.json"]
+    assert json.loads((folder / "metrics/reward.json").read_text())["steps"] == 0
+    done = run(folder, sys.executable, "-m", "pipeline.export")  # a reward model that was brought is not taken away
+    assert done.returncode == 0 and "reward" not in done.stdout, done.stdout

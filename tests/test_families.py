@@ -13,7 +13,7 @@ from transformers import AutoModelForCausalLM
 from worlds import FAMILIES, LINEARS, PROMPTS, SAMPLING
 
 from pipeline.backbone import Backbone, BaseIdentity
-from pipeline.data.tokenization import load_tokenizer
+from pipeline.data.base_tokenizer import load_tokenizer
 from pipeline.errors import BaseModelError, ParameterError
 from pipeline.loading import load_backbone
 from pipeline.lora import Linear4bit

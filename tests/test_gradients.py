@@ -1,6 +1,8 @@
 """Gradients that no micro-batch size, checkpointing or rollout may change, on every family, precision and quantisation."""
 
-from collections.abc import Callable
+import contextlib
+from collections.abc import Callable, Iterator
+from typing import Any
 
 import pytest
 import torch
@@ -21,6 +23,8 @@ from worlds import (
     relative_distance,
 )
 
+import pipeline.blocks
+from pipeline.attention import attend_rotated
 from pipeline.backbone import Backbone
 from pipeline.batch import Rollout
 from pipeline.objectives.kl import k3
@@ -45,9 +49,28 @@ def test_microbatches_of_1_3_and_8_give_the_same_sum(make_backbone: Callable[...
         assert relative_distance(flat(parts), flat(whole)) < TOLERANCE[setting.dtype]
 
 
+@contextlib.contextmanager
+def forwards_counted(monkeypatch: pytest.MonkeyPatch, backbone: Backbone, calls: list[int]) -> Iterator[None]:
+    """The number of a block joins the list at each of its forwards: by the first module that it calls, in ours by its attention."""
+
+    def counted(attention: torch.nn.Module, *rest: Any, **more: Any) -> torch.Tensor:
+        calls.append(attention.layer_idx)
+        return attend_rotated(attention, *rest, **more)
+
+    hooks = [
+        next(block.children()).register_forward_pre_hook(lambda *_, number=number: calls.append(number))
+        for number, block in enumerate(blocks(backbone))
+    ]
+    with monkeypatch.context() as patch:
+        patch.setattr(pipeline.blocks, "attend_rotated", counted)
+        yield
+    for hook in hooks:
+        hook.remove()
+
+
 @pytest.mark.parametrize("setting", BASES, ids=str)
 def test_gradient_checkpointing_runs_and_changes_no_gradient(
-    make_backbone: Callable[..., Backbone], setting: Setting
+    make_backbone: Callable[..., Backbone], monkeypatch: pytest.MonkeyPatch, setting: Setting
 ) -> None:
     """Reports huggingface/trl#1066 and locuslab/open-unlearning#178: bit for bit, each block forward twice and not once."""
     gradients, forwards = {}, {}
@@ -56,15 +79,8 @@ def test_gradient_checkpointing_runs_and_changes_no_gradient(
         world = World(make_backbone, lora=DROPOUT, **keys)
         experience = world.experience(8)
         calls: list[int] = []
-        hooks = [
-            next(block.children()).register_forward_pre_hook(
-                lambda *_, number=number, calls=calls: calls.append(number)
-            )
-            for number, block in enumerate(blocks(world.backbone))
-        ]
-        gradients[checkpointing] = flat(world.gradients(experience, 8))
-        for hook in hooks:
-            hook.remove()
+        with forwards_counted(monkeypatch, world.backbone, calls):
+            gradients[checkpointing] = flat(world.gradients(experience, 8))
         forwards[checkpointing] = calls
     assert torch.equal(gradients[True], gradients[False])
     assert forwards == {False: [0, 1], True: [0, 1, 1, 0]}

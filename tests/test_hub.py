@@ -1,5 +1,6 @@
 """hf://org/name@revision against a hub of a few lines on loopback."""
 
+import contextlib
 import hashlib
 import http.server
 import json
@@ -14,6 +15,8 @@ import pytest
 from conftest import ROOT
 
 from pipeline.base_model import fingerprint
+from pipeline.lineage import unpinned
+from pipeline.params.section import read_params
 
 COMMIT = "0123456789abcdef0123456789abcdef01234567"
 LOCATE = "from pipeline.base_model import locate; print(locate({spec!r}))"
@@ -41,6 +44,8 @@ def hub(tiny_folders: Callable[..., Path]) -> Iterator[str]:
                 self._send(json.dumps(tree).encode())
             elif self.path.startswith(f"/org/name/resolve/{COMMIT}/"):
                 self._send(files[self.path.rpartition("/")[2]])
+            elif place in ("/api/models/org/name/revision/main", "/api/datasets/org/pairs/revision/v1"):
+                self._send(json.dumps({"id": place.split("/")[3], "sha": COMMIT}).encode())
             else:
                 self.send_response(404)
                 self.send_header("X-Error-Code", "RepoNotFound")
@@ -70,16 +75,21 @@ def hub(tiny_folders: Callable[..., Path]) -> Iterator[str]:
 
 
 def locate(spec: str, hub: str, cache: Path) -> subprocess.CompletedProcess[str]:
+    return run(hub, cache, ROOT, "-c", LOCATE.format(spec=spec))
+
+
+def run(hub: str, cache: Path, folder: Path, *words: str) -> subprocess.CompletedProcess[str]:
     environment = os.environ | {
+        "PYTHONPATH": str(ROOT),
         "HF_ENDPOINT": hub,
         "HF_HOME": str(cache),
         "HF_HUB_OFFLINE": "0",
         "NO_PROXY": "127.0.0.1",
     }
     return subprocess.run(
-        [sys.executable, "-c", LOCATE.format(spec=spec)],
+        [sys.executable, *words],
         env=environment,
-        cwd=ROOT,
+        cwd=folder,
         capture_output=True,
         text=True,
         check=False,
@@ -100,3 +110,39 @@ def test_a_model_that_the_hub_does_not_have_is_named(hub: str, tmp_path: Path) -
     found = locate(f"hf://org/other@{COMMIT}", hub, tmp_path)
     assert f"base.model is 'hf://org/other@{COMMIT}' but the hub did not give it" in found.stderr
     assert "check name, revision, network and HF_TOKEN" in found.stderr
+
+
+PARAMS = """\
+seed: 1
+base:
+  model: hf://org/name@main  # the branch
+reward: {{from: hf://org/name@{commit}}}
+data:
+  pairs: pairs.hf
+"""
+
+
+def test_pin_writes_the_commit_of_each_revision_that_can_move(hub: str, tmp_path: Path) -> None:
+    """Comments stay, what is pinned stays, and a .hf file is pinned in its own place."""
+    (tmp_path / "params.yaml").write_text(PARAMS.format(commit="f" * 40))
+    (tmp_path / "pairs.hf").write_text("hf://org/pairs@v1:train[:5%]\n")
+    before = read_params(tmp_path / "params.yaml")
+    with contextlib.chdir(tmp_path):
+        assert unpinned(before) == ["base.model", "data.pairs"]
+    done = run(hub, tmp_path / "cache", tmp_path, "-m", "pipeline.pin")
+    assert done.returncode == 0, done.stderr
+    assert f"base.model: org/name main -> {COMMIT}" in done.stdout and "data.pairs: org/pairs v1" in done.stdout
+    text = (tmp_path / "params.yaml").read_text()
+    assert text == PARAMS.format(commit="f" * 40).replace("@main", f"@{COMMIT}")
+    assert (tmp_path / "pairs.hf").read_text() == f"hf://org/pairs@{COMMIT}:train[:5%]\n"
+    with contextlib.chdir(tmp_path):
+        assert unpinned(read_params()) == []
+    assert "is a commit already" in run(hub, tmp_path / "cache", tmp_path, "-m", "pipeline.pin").stdout
+
+
+def test_a_revision_that_the_hub_does_not_have_is_not_pinned(hub: str, tmp_path: Path) -> None:
+    text = PARAMS.format(commit="f" * 40).replace("@main", "@mian")
+    (tmp_path / "params.yaml").write_text(text)
+    done = run(hub, tmp_path / "cache", tmp_path, "-m", "pipeline.pin")
+    assert done.returncode == 1 and "base.model names org/name at mian but the hub did not say" in done.stdout
+    assert (tmp_path / "params.yaml").read_text() == text

@@ -3,6 +3,7 @@
 By hand: a Llama of two layers, hidden size 64, inner size 128, four heads and two key-value heads of 16, 320 tokens, with an output matrix of its own.
 """
 
+import re
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
@@ -22,7 +23,7 @@ from pipeline.heads import ScalarHead
 from pipeline.objectives.offline import bradley_terry, sft
 from pipeline.planning import passes
 from pipeline.planning.bases import KNOWN, configuration
-from pipeline.planning.fitting import refuse_misfit, verdict
+from pipeline.planning.fitting import outlook, refuse_misfit, verdict
 from pipeline.planning.live import META, LiveBytes
 from pipeline.planning.passes import Rows
 from pipeline.planning.settings import GIB, Machine, Settings, card
@@ -74,6 +75,8 @@ def test_parts_of_the_base_by_hand() -> None:
     # no layer has more than 256 blocks: 14 linears with one scale of scales each
     assert sizes["quantised"] == 73728 // 2 + 73728 // 64 + 14 * 4 + 14 * 1092
     assert sizes["cache"] == 2 * 73728
+    # the largest layer is 64 x 128: 16 bits, three float32 and two bytes of each weight
+    assert sizes["quantising"] == 64 * 128 * (2 + 12 + 2)
     # two matrices of 320 x 64, five norms, in bfloat16; and 8 float32 rotary frequencies, twice
     assert sizes["unquantised"] == 2 * (2 * 320 * 64 + 5 * 64) + 2 * 4 * 8
 
@@ -252,18 +255,26 @@ def test_verdicts_leave_room_for_the_plans_own_error() -> None:
     assert said == ["fits", "may just fit", "may just fit", "does not fit"]
 
 
+def test_a_plan_in_one_line() -> None:
+    planned = StagePlan(
+        "sft", (Part("base", 2 * GIB), Part("adapters", GIB)), (Part("loading", 1), Part("update", GIB // 2))
+    )
+    machine = Machine("m", torch.device("cpu"), 8 * GIB, 0)
+    assert outlook(planned, machine) == "memory plan: about 3.5 GiB at the peak (update), 8.0 GiB free"
+
+
 def test_a_certain_misfit_is_refused_with_what_would_fit() -> None:
     setup = settings(microbatch_tokens=4 * 1536).with_("tokens", max_prompt=1024, max_response=512)
     config = configuration("tiny")
-    needed = plan_stage("sft", setup, config, CPU).peak
-    refuse_misfit("sft", setup, config, Machine("m", torch.device("cpu"), int(needed / 1.14), 0))
+    planned = plan_stage("sft", setup, config, CPU)
+    refuse_misfit(planned, setup, config, Machine("m", torch.device("cpu"), int(planned.peak / 1.14), 0))
     with pytest.raises(
         NoRoomError,
         match=r"sft cannot fit: it takes about .* and m has .* With runtime\.microbatch_tokens: 1, runtime\.gradient_checkpointing: true it takes",
     ):
-        refuse_misfit("sft", setup, config, Machine("m", torch.device("cpu"), needed // 2, 0))
+        refuse_misfit(planned, setup, config, Machine("m", torch.device("cpu"), planned.peak // 2, 0))
     with pytest.raises(NoRoomError, match=r"No runtime parameter is enough .* smaller tokens\.max_prompt"):
-        refuse_misfit("sft", setup, config, Machine("m", torch.device("cpu"), 100, 0))
+        refuse_misfit(planned, setup, config, Machine("m", torch.device("cpu"), 100, 0))
 
 
 def test_preflight_refuses_unless_told_otherwise(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -284,6 +295,40 @@ def test_a_cards_size() -> None:
     assert card("7.5 GiB").free == int(7.5 * GIB)
     with pytest.raises(ParameterError, match="CARD is 'large' but must be a size in GB; for example 24GB"):
         card("large")
+    with pytest.raises(ParameterError, match="CARD is '0GB' but must be a size in GB; for example 24GB"):
+        card("0GB")
+
+
+@pytest.mark.parametrize(
+    ("wrong", "said"),
+    [
+        (["--card", "big"], "CARD is 'big' but must be a size in GB; for example 24GB."),
+        (["--tokens", "256x3"], "TOKENS is '256x3' but must be two lengths, of prompt and of response, joined by a plus; for example 256+256."),
+        (["--tokens", "0+3"], "TOKENS is '0+3' but must be two lengths"),
+        (["--base", "Nobody-7B"], "The configuration of 'Nobody-7B' is not on this machine; give a folder with its config.json, or one of SmolLM2-135M,"),
+        (["recipes/none.yaml"], "recipes/none.yaml does not exist;"),
+    ],
+)  # fmt: skip
+def test_make_plan_says_in_one_sentence_what_it_cannot_plan(
+    wrong: list[str], said: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    recipe = [] if wrong[0].startswith("recipes") else [str(ROOT / "recipes" / "smoke.yaml")]
+    monkeypatch.setattr("sys.argv", ["plan", *recipe, *wrong])
+    with pytest.raises(SystemExit) as ended:
+        plan.main()
+    assert ended.value.code == 1
+    assert said in " ".join(capsys.readouterr().out.split())
+
+
+@pytest.mark.parametrize("recipe", sorted((ROOT / "recipes").glob("*.yaml")), ids=lambda recipe: recipe.stem)
+def test_a_recipe_fits_the_card_that_its_name_has(recipe: Path) -> None:
+    """As mistral-7b-24gb does. One without a card is for any machine: 24GB are beyond doubt."""
+    named = re.search(r"-(\d+gb)$", recipe.stem)
+    machine = card(named[1] if named else "24GB")
+    read = Settings.read(recipe)
+    config = configuration(read.base.model)
+    plans = [plan_stage(stage, read, config, machine) for stage in plan.STAGES]
+    assert {one.stage: verdict(one, machine) for one in plans} == dict.fromkeys(plan.STAGES, "fits")
 
 
 def test_make_plan_prints_parts_verdicts_and_changes(

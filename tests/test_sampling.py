@@ -24,7 +24,8 @@ from pipeline.lean_decoder import LeanDecoder, LeanModel, halves
 from pipeline.roles import Policy
 from pipeline.rollout import Sampling, generate, left_padded
 from pipeline.sampler import TransformersDecoder, decoding
-from pipeline.sampling_linears import SamplingLinears, lora_layers, merged_weight, stacked
+from pipeline.sampling_linears import SamplingLinears, lora_layers, merged_weight
+from pipeline.side_by_side import SideBySide
 from pipeline.tiny import tiny_model
 
 LEAN_FAMILIES = ("llama", "mistral", "qwen2")
@@ -280,7 +281,7 @@ def test_a_merged_weight_by_hand() -> None:
 def test_stacked_adapters_are_those_of_the_layers_side_by_side(make_backbone: Callable[..., Backbone]) -> None:
     """The middle one of three layers has no adapter."""
     attention = blocks(make_backbone())[0].self_attn
-    a_RI, b_OR = stacked((attention.q_proj, torch.nn.Linear(64, 8), attention.v_proj), "sft", torch.float32)
+    a_RI, b_OR = SideBySide(attention.q_proj, torch.nn.Linear(64, 8), attention.v_proj).stacked(torch.float32)
     x = torch.randn(3, 64)
     parts = [
         2.0 * x @ layer.lora_A["sft"].weight.T @ layer.lora_B["sft"].weight.T  # alpha / r is 8 / 4

@@ -55,13 +55,13 @@ def offline_step(folder: Path, stage: str, **keys: Any) -> dict[str, Any]:
     """One optimizer step on seven rows, or pairs of them."""
     backbone = backbone_in(folder, **keys)
     head = reward_head(backbone.hidden_size)
-    groups = [ParameterGroup("adapter", backbone.train("sft"), 1e-2)]
+    groups = [ParameterGroup("adapter", backbone.train("sft"), 1e-3)]
     if stage == "sft":
         model, batch = Policy(backbone, "sft", 1.0, 16), ROWS
         objective = sft_terms
     else:
         model, batch = RewardModel(backbone, "sft", head), PAIRS
-        groups.append(ParameterGroup("head", [head.linear.weight], 1e-2))
+        groups.append(ParameterGroup("head", [head.linear.weight], 1e-3))
 
         def objective(scores: Any, _: Any) -> Any:
             return bradley_terry(*scores, 0.1, 0.0)

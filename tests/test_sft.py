@@ -11,8 +11,8 @@ from taking import pair
 
 from pipeline.backbone import Backbone
 from pipeline.batch import Sequences
+from pipeline.data.base_tokenizer import load_tokenizer
 from pipeline.data.examples import demonstrations, sequences
-from pipeline.data.tokenization import load_tokenizer
 from pipeline.errors import TrainingError
 from pipeline.objectives.offline import sft
 from pipeline.objectives.terms import Terms

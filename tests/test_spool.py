@@ -13,8 +13,8 @@ from pipeline import sync_tracking
 from pipeline.tracking import tracker as tracker_module
 from pipeline.tracking.delivery import Courier, batches, deliver, deliver_earlier
 from pipeline.tracking.destination import Destination
+from pipeline.tracking.runs import Refused, Runs, Unavailable
 from pipeline.tracking.spool import KEEP_SECONDS, Entry, Spool, spools
-from pipeline.tracking.store import Refused, Runs, Unavailable
 from pipeline.tracking.tracker import Tracker, start_run
 
 

@@ -18,8 +18,9 @@ from pipeline import sync_tracking
 from pipeline.params.runtime import RuntimeParams
 from pipeline.tracking.delivery import deliver
 from pipeline.tracking.destination import Destination, destination
+from pipeline.tracking.runs import Unavailable
 from pipeline.tracking.spool import Delivered, Spool
-from pipeline.tracking.store import RUN_KEY, Store, Unavailable
+from pipeline.tracking.store import RUN_KEY, Store
 from pipeline.tracking.tracker import Tracker, start_run
 
 HASH_7000 = "bad0f0b22623cfba"  # printf 'x%.0s' {1..7000} | sha256sum | cut -c-16

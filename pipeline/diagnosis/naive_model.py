@@ -1,7 +1,7 @@
 """Forward passes a second time: one row, no padding, full logits, torch.log_softmax.
 
-Nothing here goes through the pipeline's own forward: not its padding, positions, adapter switches, LoRA layers or column
-arithmetic. An adapter is a table of plain matrices, put in by hooks that compute base(x) + B(A(x)) * alpha / r.
+Nothing here goes through the pipeline's own forward: not its padding, positions, adapter switches, blocks, LoRA layers or
+column arithmetic. An adapter is a table of plain matrices, put in by hooks that compute base(x) + B(A(x)) * alpha / r.
 
 Axes: T tokens of one row, R response tokens of one row, H hidden, V vocabulary.
 """
@@ -20,6 +20,8 @@ from bitsandbytes.nn import Linear4bit
 from peft.tuners.lora import LoraLayer
 from safetensors.torch import load_file
 from torch import Tensor, nn
+
+from pipeline.blocks import transformers_forwards
 
 
 @dataclass(frozen=True)
@@ -161,7 +163,7 @@ def _forward(causal: nn.Module, adapter: Adapter | None, ids: Sequence[int]) -> 
     states: list[Tensor] = []
     head = causal.get_output_embeddings()
     device = next(causal.parameters()).device
-    with _eval_mode(causal), _only(causal, adapter):
+    with _eval_mode(causal), transformers_forwards(causal), _only(causal, adapter):
         hook = head.register_forward_pre_hook(lambda _, arguments: states.append(arguments[0]))
         try:
             output = causal(input_ids=torch.tensor([list(ids)], device=device), use_cache=False)

@@ -4,9 +4,11 @@ from dataclasses import dataclass
 
 import torch
 
+from pipeline.classifier import Classifier
 from pipeline.data.examples import Prompt, prompts
 from pipeline.data.prepared import read_prompts
 from pipeline.data.tokenization import ChatTokenizer
+from pipeline.errors import ParameterError
 from pipeline.health.report import HealthLog
 from pipeline.loop import Loop, open_loop
 from pipeline.params.ppo import PPOParams
@@ -49,8 +51,14 @@ def open_case(stage: Stage) -> Case:
     Raises:
         DataError: a stage before ppo has not run.
         BaseModelError: an artifact does not fit the base.
-        ParameterError: params.yaml is not sound.
+        ParameterError: params.yaml is not sound, or the reward model is one that has a tokenizer of its own.
     """
     cfg = stage.params(PPOParams)
     questions = prompts(read_prompts(stage.input("prepared/ppo.jsonl")), stage.tokenizer)
-    return Case(cfg, stage.params(RewardParams, "reward"), open_loop(stage, cfg, questions), questions, stage.tokenizer)
+    loop = open_loop(stage, cfg, questions)
+    if isinstance(loop.reward_model, Classifier):
+        raise ParameterError(
+            "reward.from is a model with a tokenizer of its own, whose scores cannot be worked out a second way here; "
+            "set it to null, or take the term reward_model out of ppo.reward, to look at the rest."
+        )
+    return Case(cfg, stage.params(RewardParams, "reward"), loop, questions, stage.tokenizer)

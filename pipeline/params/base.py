@@ -4,7 +4,7 @@ from typing import Literal
 
 from pydantic import field_validator
 
-from pipeline.params.section import Section, param
+from pipeline.params.section import Section, param, refuse_without_revision
 
 
 class BaseParams(Section):
@@ -24,9 +24,7 @@ class BaseParams(Section):
     @field_validator("model")
     @classmethod
     def _hub_model_is_pinned(cls, model: str) -> str:
-        if model.startswith("hf://") and (model.count("@") != 1 or model.endswith("@")):
-            raise ValueError(f"is {model!r} but a hub model must name its revision; write hf://org/name@revision.")
-        return model
+        return refuse_without_revision(model)
 
 
 class LoraParams(Section):

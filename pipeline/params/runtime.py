@@ -45,7 +45,10 @@ class RuntimeParams(Section):
     )
     checkpoint_steps: int = param("a training state is kept every so many optimizer steps", 100, ge=1)
     checkpoint_minutes: float = param("and where so many minutes have passed since the last one", 5.0, gt=0)
-    log_every: int = param("a line of numbers every so many steps where there is no terminal", 5, ge=1)
+    progress: Literal["auto", "bars", "lines", "json", "quiet"] = param(
+        "how a loop is shown; auto: bars on a terminal, quiet where the variable CI is set, lines elsewhere", "auto"
+    )
+    log_every: int = param("a line of numbers every so many steps", 5, ge=1)
     samples_every: int = param("a table of sampled answers in MLflow every so many PPO iterations", 5, ge=1)
     tracking_uri: str = param(
         "MLflow's database or server; the variable MLFLOW_TRACKING_URI goes before it", "sqlite:///mlflow.db"

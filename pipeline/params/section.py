@@ -36,6 +36,17 @@ def param(description: str, example: Any, *, usual: tuple[float, float] | None =
     return Field(description=description, examples=[example], json_schema_extra={"usual": usual, "why": why}, **limits)
 
 
+def refuse_without_revision(spec: str | None) -> str | None:
+    """A validator of keys that may name a model on the hub.
+
+    Raises:
+        ValueError: it does, and not at which revision.
+    """
+    if spec is not None and spec.startswith("hf://") and (spec.count("@") != 1 or spec.endswith("@")):
+        raise ValueError(f"is {spec!r} but a hub model must name its revision; write hf://org/name@revision.")
+    return spec
+
+
 def read_params(path: str | Path = PARAMS_FILE) -> dict[str, Any]:
     """The whole file as plain dicts. YAML 1.2, so that 1e-5 is a number here as it is in DVC.
 
@@ -116,9 +127,7 @@ def _sentence(name: str, kind: type[Section], fault: dict) -> str:
     example = f"; for example {field.examples[0]!r}" if field is not None and field.examples else ""
     if fault["type"] == "extra_forbidden":
         parent, _, last = key.rpartition(".")
-        return (
-            f"{key} is not a parameter; {_near(last, owner.model_fields, parent + '.') or _known(owner.model_fields)}"
-        )
+        return f"{key} is not a parameter; {_near(last, keys_of(owner), parent + '.') or _known(keys_of(owner))}"
     if fault["type"] == "missing":
         return f"{key} is missing{example}."
     if fault["type"] == "union_tag_not_found":
@@ -132,6 +141,11 @@ def _sentence(name: str, kind: type[Section], fault: dict) -> str:
     rule = fault["msg"].replace("Input should be", "must be").replace("a valid ", "a ")
     rule = rule.replace("dictionary or object to extract fields from", "mapping")
     return f"{key} is {fault['input']!r} but {rule}{example}."
+
+
+def keys_of(section: type[Section]) -> dict[str, FieldInfo]:
+    """The fields by the names that they have in params.yaml; a key that is a word of Python's has another name in code."""
+    return {field.alias or name: field for name, field in section.model_fields.items()}
 
 
 def _near(word: str, known: Iterable[str], prefix: str = "") -> str:
@@ -157,7 +171,7 @@ def _place(name: str, kind: type[Section], loc: tuple) -> tuple[str, type[Sectio
             owner, field = _tagged(field)[part], None
         else:
             key += f".{part}"
-            field = owner.model_fields.get(part)
+            field = keys_of(owner).get(part)
             inner = field.annotation if field is not None else None
             if isinstance(inner, type) and issubclass(inner, Section):
                 owner, field = inner, None

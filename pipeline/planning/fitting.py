@@ -35,18 +35,22 @@ def changes(settings: Settings) -> Iterator[tuple[str, Any]]:
         yield "base_cache", "off"
 
 
-def refuse_misfit(stage: str, settings: Settings, config: PretrainedConfig, machine: Machine) -> None:
-    """Nothing, unless it is certain that the stage cannot fit.
+def outlook(plan: StagePlan, machine: Machine) -> str:
+    """One line of a plan."""
+    return f"memory plan: about {gib(plan.peak)} at the peak ({plan.highest.name}), {gib(machine.free)} free"
+
+
+def refuse_misfit(plan: StagePlan, settings: Settings, config: PretrainedConfig, machine: Machine) -> None:
+    """Nothing, unless it is certain that the planned stage cannot fit.
 
     Raises:
         NoRoomError: says what would, as far as runtime parameters go.
     """
-    plan = plan_stage(stage, settings, config, machine)
     if plan.peak <= CERTAIN * machine.free:
         return
     raise NoRoomError(
-        f"{stage} cannot fit: it takes about {gib(plan.peak)} ({plan.highest.name}) and {machine.name} has {gib(machine.free)} free. "
-        f"{_remedy(stage, settings, config, machine)} `make plan` shows what takes how much; "
+        f"{plan.stage} cannot fit: it takes about {gib(plan.peak)} ({plan.highest.name}) and {machine.name} has {gib(machine.free)} free. "
+        f"{_remedy(plan, settings, config, machine)} `make plan` shows what takes how much; "
         "runtime.check_memory: false starts it all the same."
     )
 
@@ -56,12 +60,12 @@ def gib(size: int) -> str:
     return f"{size / GIB:.1f} GiB"
 
 
-def _remedy(stage: str, settings: Settings, config: PretrainedConfig, machine: Machine) -> str:
+def _remedy(plan: StagePlan, settings: Settings, config: PretrainedConfig, machine: Machine) -> str:
     """As many changes as it takes, and what the stage takes then."""
-    made, lowest = [], plan_stage(stage, settings, config, machine)
+    made, lowest = [], plan
     for key, value in list(changes(settings)):
         settings = settings.with_("runtime", **{key: value})
-        plan = plan_stage(stage, settings, config, machine)
+        plan = plan_stage(plan.stage, settings, config, machine)
         if plan.peak == lowest.peak:
             continue
         made.append(f"runtime.{key}: {str(value).lower()}")

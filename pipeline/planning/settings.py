@@ -95,7 +95,7 @@ def card(size: str) -> Machine:
     Raises:
         ParameterError: that is no size.
     """
-    number = re.fullmatch(r"(\d+(?:\.\d+)?) ?(?:G|GB|GiB)", size)
-    if number is None:
+    number = re.fullmatch(r"(\d+(?:\.\d+)?) ?(?:G|GB|GiB)", size, re.IGNORECASE)
+    if number is None or not float(number[1]):
         raise ParameterError(f"CARD is {size!r} but must be a size in GB; for example 24GB.")
     return Machine(f"a card of {size}", torch.device("cuda"), int(float(number[1]) * GIB), CUDA_CONTEXT)

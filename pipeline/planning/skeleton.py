@@ -27,6 +27,9 @@ from pipeline.quantization import FrozenLinear4bit
 # block of 64, a float32 scale for each 256 of those; and for each layer two tables, of 16 and of 256 float32, and an offset.
 BLOCK, SCALES_BLOCK = 64, 256
 TABLES = 4 * (16 + 256 + 1)
+# What a CPU has at once of each weight of the layer that is quantised (bitsandbytes' quantize_4bit): it in 16 bits, three
+# float32 (as it is, scaled, cut to -1 .. 1; later 32-bit codes instead), and codes of a byte.
+QUANTISING = 2 + 3 * 4 + 2
 SDPA = "planned_sdpa"
 
 
@@ -62,9 +65,6 @@ class PlannedBackbone(Backbone):
 
     adapter: str  # the one that passes are done with
 
-    def _check_output_head(self) -> None:
-        """There are no logits to compare."""
-
 
 def build(shape: BaseShape, layers: int, adapters: Sequence[str], lora: LoraParams | None = None) -> PlannedBackbone:
     """The backbone with `layers` of its layers; passes are done with the last of the adapters."""
@@ -79,6 +79,7 @@ def build(shape: BaseShape, layers: int, adapters: Sequence[str], lora: LoraPara
     blocks.replace_forwards(causal)
     if shape.params.quantization == "nf4":
         _quantise(causal, shape)
+    blocks.join_weights(causal)
     backbone = PlannedBackbone(causal, META, BaseIdentity("", 0, ""), shape.checkpointing)
     backbone.adapter = adapters[-1] if adapters else ""
     for name in adapters:
@@ -94,7 +95,7 @@ def quantised_size(layer: nn.Linear | Conv1D) -> int:
 
 
 def frozen_sizes(backbone: PlannedBackbone) -> dict[str, int]:
-    """Bytes of the base: quantised weights, all others, dequantised copies; of its linears in forward precision; and its number of weights."""
+    """Bytes of the base: quantised weights, all others, dequantised copies; of its linears in forward precision; and the most that quantising one takes."""
     linears = [module for module in backbone.causal.modules() if isinstance(module, PlannedLinear4bit)]
     packed = {id(layer.weight) for layer in linears}
     others = [
@@ -105,9 +106,9 @@ def frozen_sizes(backbone: PlannedBackbone) -> dict[str, int]:
     return {
         "quantised": sum(map(quantised_size, linears)),
         "unquantised": size_of(others),
-        "weights": sum(weight.numel() for name, weight in backbone.causal.named_parameters() if ".lora_" not in name),
         "linears": sum(layer.weight.numel() for layer in _linears(backbone)) * backbone.head_VH.itemsize,
         "cache": size_of(layer.cached_weight_OI for layer in linears if layer.cached_weight_OI is not None),
+        "quantising": QUANTISING * max((layer.in_features * layer.out_features for layer in linears), default=0),
     }
 
 

@@ -128,7 +128,8 @@ def plan_stage(stage: str, settings: Settings, config: PretrainedConfig, machine
     if machine.on_cpu:
         packed = _packed_size(settings, config, frozen, cache)
         passes = {name: int((1 + HEAP_HOLES) * size) + packed * (name in SAMPLING) for name, size in passes.items()}
-        passes["loading the base"] = _loading_size(frozen) - sum(part.size for part in others)
+        # layer after layer, before anything else is there; weights are read as they are needed
+        passes["quantising the base"] = frozen["quantising"] - sum(part.size for part in others)
         # the state is copied, and then copied once more as the bytes of a file
         passes["writing a checkpoint"] = 2 * 3 * trained
     return StagePlan(
@@ -136,15 +137,6 @@ def plan_stage(stage: str, settings: Settings, config: PretrainedConfig, machine
         tuple(part for part in (*base, *others) if part.size),
         tuple(Part(name, size) for name, size in passes.items() if size > 0),
     )
-
-
-def _loading_size(frozen: Sizes) -> int:
-    """Bytes that loading takes at most beside the base: the mapped file, and layers that wait for their quantisation.
-
-    Threads read ahead, so it may be less. On a GPU, layers go there one by one.
-    """
-    file = 2 * frozen["weights"]  # in 16 bits, as bases are given out
-    return file + (int((1 + HEAP_HOLES) * frozen["linears"]) if frozen["quantised"] else 0)
 
 
 def experience_size(settings: Settings) -> int:

@@ -7,8 +7,9 @@ from typing import NamedTuple
 
 from filelock import Timeout
 
+from pipeline.tracking.runs import Refused, Runs, Unavailable
 from pipeline.tracking.spool import Delivered, Entry, Spool
-from pipeline.tracking.store import Refused, Runs, Store, Unavailable
+from pipeline.tracking.store import Store
 
 BATCH = 1000  # metrics; MLflow takes no more in one request
 PAUSE = 1.0  # seconds between two looks at the spool: what came meanwhile goes in one request

@@ -68,11 +68,12 @@ class Spool:
                 stream.truncate(start)
                 raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(self.file))
 
-    def keep_file(self, source: Path) -> str:
-        """Copies a file into the spool; the name for an entry."""
-        self.files.mkdir(exist_ok=True)
-        shutil.copyfile(source, self.files / source.name)
-        return source.name
+    def keep_file(self, source: Path, name: str | None = None) -> str:
+        """Copies a file into the spool, under its own name if no other is given; the name for an entry."""
+        place = self.files / (name or source.name)
+        place.parent.mkdir(parents=True, exist_ok=True)
+        shutil.copyfile(source, place)
+        return name or source.name
 
     def keep_json(self, name: str, content: Any) -> str:
         """Writes a JSON file into the spool; the name for an entry. Numbers that are not finite become null."""

@@ -5,18 +5,16 @@ it: runs are found again by a tag before they are made; a row of a metric has it
 and the time is the entry's; files are written again. (That holds for MLflow's SQL stores, on SQLite and behind a server.)
 """
 
-import hashlib
 import json
 import logging
 import os
 import posixpath
-import re
 import shutil
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
-from typing import Any, Self, TypeVar
+from typing import Any, Self
 
 from alembic.util.exc import CommandError
 from filelock import FileLock
@@ -34,7 +32,10 @@ from mlflow.utils.validation import (
 from sqlalchemy.exc import SQLAlchemyError
 
 from pipeline.masking import masked
+from pipeline.tracking import registry
 from pipeline.tracking.destination import SQLITE
+from pipeline.tracking.runs import Refused, Runs, Unavailable
+from pipeline.tracking.shaping import first_line, name_of, parts, short
 from pipeline.tracking.spool import Entry
 
 # One request is tried once: whoever delivers tries again itself, and asks first what has arrived.
@@ -43,8 +44,8 @@ os.environ.setdefault("MLFLOW_HTTP_REQUEST_MAX_RETRIES", "0")
 os.environ.setdefault("MLFLOW_SUPPRESS_PRINTING_URL_TO_STDOUT", "true")
 PIPELINE_KEY = "pipeline.key"
 RUN_KEY = "tracking.run"  # the name that the run has in the spool
+_name = partial(name_of, limit=MAX_ENTITY_KEY_LENGTH)
 SERVED = "mlflow-artifacts:/"  # artifacts are where the server that is asked for them keeps them, on whatever machine
-FOREIGN_TO_NAMES = re.compile(r"[^\w\-. :/]")
 NEVER = {
     "INVALID_PARAMETER_VALUE",
     "BAD_REQUEST",
@@ -52,28 +53,6 @@ NEVER = {
     "RESOURCE_ALREADY_EXISTS",
     "INVALID_STATE",
 }
-SHOWN = 200  # characters of a value that is too long
-Item = TypeVar("Item")
-
-
-class Unavailable(Exception):
-    """MLflow cannot take anything now; all of it must be tried again later."""
-
-
-class Refused(Exception):
-    """MLflow takes other things, but not this."""
-
-
-@dataclass(frozen=True)
-class Runs:
-    """MLflow's names of a stage's run and of its parent."""
-
-    run: str
-    parent: str
-
-    def of(self, entry: Entry) -> str:
-        """The one that an entry is about."""
-        return self.parent if entry.get("on") == "parent" else self.run
 
 
 class Store:
@@ -98,7 +77,7 @@ class Store:
             logging.getLogger(name).setLevel(logging.CRITICAL)  # what they log as an error is raised too
         database = uri.removeprefix(SQLITE).partition("?")[0] if uri.startswith(SQLITE) else None
         lock = FileLock(lock_file)
-        with _answers(), lock:
+        with answers(), lock:
             client = MlflowClient(uri)
             client.search_experiments(max_results=1)
         return cls(client, lock, Path(database).parent / "mlruns" if database else None)
@@ -106,7 +85,7 @@ class Store:
     def knows(self, run_id: str) -> bool:
         """Whether the run is in this store."""
         try:
-            with _answers():
+            with answers():
                 self.client.get_run(run_id)
         except Refused:
             return False
@@ -119,7 +98,7 @@ class Store:
             Unavailable: also where the experiment is deleted: without a run nothing else can be delivered.
         """
         try:
-            with _answers(), self.lock:
+            with answers(), self.lock:
                 experiment = self._experiment(entry["experiment"])
                 parent = self._found(experiment, PIPELINE_KEY, entry["parent"]["key"])
                 if parent is None:
@@ -142,11 +121,11 @@ class Store:
             Unavailable, Refused: see there.
         """
         first, run_id = entries[0], runs.of(entries[0])
-        with _answers():
+        with answers():
             match first["do"]:
                 case "metrics":
                     rows = [row for entry in entries for row in _rows(entry)]
-                    for part in _parts(rows, MAX_METRICS_PER_BATCH):
+                    for part in parts(rows, MAX_METRICS_PER_BATCH):
                         self.client.log_batch(run_id, metrics=part)
                 case "tags":
                     self._set_tags(run_id, first["tags"], folder)
@@ -158,9 +137,30 @@ class Store:
                         self._announce_table(run_id, first["file"])
                 case "status":
                     self._set_status(runs, first)
+                case "cost":
+                    self._add_up(runs.parent, first)
+                case "register":
+                    return [self._register(run_id, first)]
                 case "link":
                     return self._link(run_id, first, folder)
         return []
+
+    def keep(self, run_id: str, file: Path, name: str) -> None:
+        """A file as an artifact, now.
+
+        Raises:
+            Unavailable, Refused: see there.
+        """
+        with answers():
+            self._put(run_id, file, name)
+
+    def maker(self, experiment: str, path: str, content_hash: str) -> Run | None:
+        """The newest run that wrote bytes of this hash to `path`."""
+        return self._found(experiment, f"output:{path}", content_hash)
+
+    def parent(self, run: Run) -> Run:
+        """The pipeline run that a stage's run is a part of."""
+        return self.client.get_run(run.data.tags[MLFLOW_PARENT_RUN_ID])
 
     def _experiment(self, name: str) -> str:
         known = self.client.get_experiment_by_name(name)
@@ -170,15 +170,16 @@ class Store:
         return self.client.create_experiment(name, SERVED + _name(name) if self.files else None)
 
     def _found(self, experiment: str, tag: str, value: str) -> Run | None:
-        found = self.client.search_runs([experiment], f"tags.`{tag}` = '{value}'", max_results=1)
+        newest = ["attributes.start_time DESC"]
+        found = self.client.search_runs([experiment], f"tags.`{tag}` = '{value}'", order_by=newest, max_results=1)
         return found[0] if found else None
 
     def _made(self, experiment: str, name: str, tags: dict[str, str], at: int) -> Run:
         return self.client.create_run(experiment, start_time=at, tags=tags, run_name=name)
 
     def _set_tags(self, run_id: str, tags: Mapping[str, str], folder: Path) -> None:
-        shaped = [RunTag(_name(name), _short(value, MAX_TAG_VAL_LENGTH)) for name, value in tags.items()]
-        for part in _parts(shaped, MAX_PARAMS_TAGS_PER_BATCH):
+        shaped = [RunTag(_name(name), short(value, MAX_TAG_VAL_LENGTH)) for name, value in tags.items()]
+        for part in parts(shaped, MAX_PARAMS_TAGS_PER_BATCH):
             self.client.log_batch(run_id, tags=part)
         for name, value in tags.items():
             if len(value) > MAX_TAG_VAL_LENGTH:
@@ -187,9 +188,9 @@ class Store:
     def _log_params(self, run_id: str, params: Mapping[str, str], folder: Path) -> None:
         """New ones. MLflow refuses another value for an old one: that becomes a tag (mlflow#7046)."""
         known = self.client.get_run(run_id).data.params
-        shaped = {_name(name): _short(value, MAX_PARAM_VAL_LENGTH) for name, value in params.items()}
+        shaped = {_name(name): short(value, MAX_PARAM_VAL_LENGTH) for name, value in params.items()}
         new = [Param(name, value) for name, value in shaped.items() if name not in known]
-        for part in _parts(new, MAX_PARAMS_TAGS_PER_BATCH):
+        for part in parts(new, MAX_PARAMS_TAGS_PER_BATCH):
             self.client.log_batch(run_id, params=part)
         drifted = {name: value for name, value in shaped.items() if known.get(name, value) != value}
         self._set_tags(run_id, {f"param_drift.{name}": value for name, value in drifted.items()}, folder)
@@ -206,15 +207,10 @@ class Store:
         experiment = self.client.get_run(run_id).info.experiment_id
         tags, notes = {}, []
         for path, content_hash in entry["inputs"].items():
-            found = self.client.search_runs(
-                [experiment],
-                f"tags.`output:{path}` = '{content_hash}'",
-                order_by=["attributes.start_time DESC"],
-                max_results=1,
-            )
+            found = self.maker(experiment, path, content_hash)
             if found:
-                tags[f"upstream:{path}"] = found[0].info.run_id
-                then = found[0].data.tags
+                tags[f"upstream:{path}"] = found.info.run_id
+                then = found.data.tags
                 notes += [
                     f"{path} was made with {package} {then.get(f'version.{package}')}, this stage runs with {now}."
                     for package, now in entry["versions"].items()
@@ -222,6 +218,32 @@ class Store:
                 ]
         self._set_tags(run_id, tags, folder)
         return notes
+
+    def _add_up(self, parent_id: str, entry: Entry) -> None:
+        """What a stage cost, on the parent as `cost.NAME.STAGE`, and what all stages did as `cost.NAME`: sums of time, peaks of memory.
+
+        A stage that goes on from a checkpoint, or runs again, counts with its last attempt.
+        """
+        cost = {f"{name}.{entry['stage']}": value for name, value in entry["cost"].items()}
+        known = self.client.get_run(parent_id).data.metrics | cost
+        for name in entry["cost"]:
+            stages = [value for key, value in known.items() if key.startswith(f"{name}.")]
+            cost[name] = sum(stages) if name.endswith("seconds") else max(stages)
+        self.client.log_batch(
+            parent_id, metrics=[Metric(_name(name), value, entry["at"], 0) for name, value in cost.items()]
+        )
+
+    def _register(self, run_id: str, entry: Entry) -> str:
+        """A policy as a version of a registered model.
+
+        Raises:
+            Refused: whatever the reason, as a registry is not on every server, and must not hold up figures.
+        """
+        try:
+            with self.lock:
+                return registry.register(self.client, self.client.get_run(run_id), entry)
+        except MlflowException as error:
+            raise Refused(f"{entry['model']} cannot be registered: {first_line(error)}") from error
 
     def _put(self, run_id: str, file: Path, name: str) -> None:
         """An artifact. Beside an SQLite database this client is its own server, with mlruns/ for its folder.
@@ -238,7 +260,7 @@ class Store:
             else:
                 self.client.log_artifact(run_id, str(file), posixpath.dirname(name) or None)
         except (OSError, MlflowException) as error:
-            raise Refused(f"{name} cannot be written to {masked(place)}: {_first_line(error)}") from error
+            raise Refused(f"{name} cannot be written to {masked(place)}: {first_line(error)}") from error
 
     def _put_text(self, run_id: str, name: str, text: str, folder: Path) -> None:
         file = folder / name
@@ -255,41 +277,15 @@ class Store:
 
 
 @contextmanager
-def _answers() -> Iterator[None]:
+def answers() -> Iterator[None]:
     """What a server or its database may raise, as one of our two kinds; anything else is a fault of ours and must be seen."""
     try:
         yield
     except MlflowException as error:
-        raise (Refused if error.error_code in NEVER else Unavailable)(_first_line(error)) from error
+        raise (Refused if error.error_code in NEVER else Unavailable)(first_line(error)) from error
     except (SQLAlchemyError, CommandError, OSError) as error:
-        raise Unavailable(_first_line(error)) from error
+        raise Unavailable(first_line(error)) from error
 
 
 def _rows(entry: Entry) -> list[Metric]:
     return [Metric(_name(name), value, entry["at"], entry["step"]) for name, value in entry["values"].items()]
-
-
-def _name(name: str) -> str:
-    """A name that MLflow takes: one odd name would cost the whole batch. Equal names stay equal."""
-    parts = FOREIGN_TO_NAMES.sub("_", name).split("/")
-    name = "/".join(part if part.strip(".") else "_" for part in parts)  # neither a/../b nor a//b
-    return name if len(name) <= MAX_ENTITY_KEY_LENGTH else f"{name[: MAX_ENTITY_KEY_LENGTH - 17]}.{_digest(name)}"
-
-
-def _short(value: str, limit: int) -> str:
-    """A value within MLflow's limit; a longer one by its hash and its beginning."""
-    return value if len(value) <= limit else f"sha256 {_digest(value)}, {len(value)} characters: {value[:SHOWN]}…"
-
-
-def _digest(text: str) -> str:
-    return hashlib.sha256(text.encode()).hexdigest()[:16]
-
-
-def _parts(items: Sequence[Item], size: int) -> Iterator[Sequence[Item]]:
-    return (items[start : start + size] for start in range(0, len(items), size))
-
-
-def _first_line(error: BaseException) -> str:
-    """The error's kind and its first line that says something, short."""
-    lines = str(error).strip().splitlines() or ["no message"]
-    return masked(f"{type(error).__name__}: {lines[0][:200]}")

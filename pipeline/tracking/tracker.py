@@ -3,6 +3,7 @@
 import math
 import secrets
 from collections.abc import Mapping
+from dataclasses import asdict
 from datetime import UTC, datetime
 from functools import partial
 from pathlib import Path
@@ -11,10 +12,13 @@ from typing import Any
 from pipeline.progress import console
 from pipeline.tracking.delivery import Courier
 from pipeline.tracking.destination import Destination
+from pipeline.tracking.registry import FOLDER
 from pipeline.tracking.spool import Spool, spools
+from pipeline.tracking.standing import Standing
 from pipeline.tracking.store import Store
 
 STORE_LOCK = "store.lock"
+DESCRIPTION = "mlflow.note.content"  # the tag that MLflow's pages show as a run's description
 Logged = frozenset[tuple[str, str, int]]  # whose metric, its name, its step
 
 
@@ -55,9 +59,31 @@ class Tracker:
         if self.spool:
             self._write("file", table=False, file=partial(self.spool.keep_file, file))
 
-    def set_tags(self, tags: Mapping[str, str]) -> None:
-        """Tags of the stage's run."""
-        self._write("tags", tags={name: str(value) for name, value in tags.items()})
+    def log_parent_file(self, file: Path, name: str) -> None:
+        """A file as an artifact of the pipeline run, under another name."""
+        if self.spool:
+            self._write("file", on="parent", table=False, file=partial(self.spool.keep_file, file, name))
+
+    def set_tags(self, tags: Mapping[str, str], on: str = "run") -> None:
+        """Tags of the stage's run, or of its parent."""
+        self._write("tags", on=on, tags={name: str(value) for name, value in tags.items()})
+
+    def describe(self, text: str, on: str = "run") -> None:
+        """What MLflow's pages show at the head of the stage's run, or of its parent."""
+        self.set_tags({DESCRIPTION: text}, on)
+
+    def cost(self, stage: str, cost: Mapping[str, float]) -> None:
+        """What the stage took, on its own run and, added up over the stages, on the parent."""
+        self._metrics("run", 0, cost)
+        self._write("cost", stage=stage, cost=dict(cost))
+
+    def register(self, model: str, folder: Path, standing: Standing, resamples: int, seed: int) -> None:
+        """The adapter in `folder` as a version of a registered model; see pipeline/tracking/registry.py."""
+        if self.spool is None:
+            return
+        for file in sorted(path for path in folder.iterdir() if path.is_file()):
+            self._write("file", table=False, file=partial(self.spool.keep_file, file, f"{FOLDER}/{file.name}"))
+        self._write("register", model=model, standing=asdict(standing), resamples=resamples, seed=seed)
 
     def link(self, inputs: Mapping[str, str], versions: Mapping[str, str]) -> None:
         """Names the runs that made the inputs (path -> hash), and says where that was done with other versions of packages."""
@@ -67,6 +93,10 @@ class Tracker:
         """The stage's final figures, on its own run and, as `stage.name`, on the parent, where runs are compared."""
         self._metrics("run", 0, {f"final.{name}": value for name, value in metrics.items()})
         self._metrics("parent", 0, {f"{stage}.{name}": value for name, value in metrics.items()})
+
+    def sum_up(self, prefix: str, metrics: Mapping[str, float]) -> None:
+        """The few figures that runs are compared by, on the parent as `prefix.name`."""
+        self._metrics("parent", 0, {f"{prefix}.{name}": value for name, value in metrics.items()})
 
     def flush(self) -> None:
         """Returns when everything logged is safe on the disk; before a checkpoint, so that no step of it can be missing."""

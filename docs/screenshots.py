@@ -1,0 +1,120 @@
+"""`make screenshots`: pictures of the report and of MLflow for docs/images/, of whatever run lies here, in a headless Chromium."""
+
+import json
+import os
+import socket
+import subprocess
+import sys
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from urllib.parse import quote
+
+from browser import DESKTOP, PHONE, browser_path, page_in, shown
+from mlflow.tracking import MlflowClient
+
+REPORT = Path("reports/index.html")
+IMAGES = Path("docs/images")
+PATIENCE = 180  # seconds for MLflow's server to come up, and for one of its pages
+
+
+def report_pictures() -> None:
+    """The report's top in light, its curves in dark, and on a phone."""
+    tall = (DESKTOP[0], 1500)
+    for name, size, scheme, section in (
+        ("report-light", tall, "light", None),
+        ("report-dark", tall, "dark", "#compared"),
+        ("report-phone", PHONE, "dark", None),
+    ):
+        with page_in(size, scheme) as (page, wrong):
+            shown(page, REPORT)
+            if section:
+                page.locator(section).scroll_into_view_if_needed()
+                page.evaluate(f"document.querySelector('{section}').scrollIntoView({{behavior: 'instant'}})")
+            page.screenshot(path=IMAGES / f"{name}.png")
+            assert not wrong, wrong
+
+
+@contextmanager
+def mlflow_ui() -> Iterator[str]:
+    """The address of MLflow's pages while it serves mlflow.db."""
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    address = f"http://127.0.0.1:{port}"
+    command = ["mlflow", "ui", "--backend-store-uri", "sqlite:///mlflow.db", "--artifacts-destination", "mlruns"]
+    command += ["--port", str(port), "--workers", "1"]
+    environment = os.environ | {"MLFLOW_SERVER_ENABLE_JOB_EXECUTION": "false"}
+    server = subprocess.Popen(command, env=environment, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    try:
+        deadline = time.monotonic() + PATIENCE
+        while not _answers(f"{address}/health"):
+            assert server.poll() is None and time.monotonic() < deadline, "mlflow ui does not come up"
+            time.sleep(1)
+        yield address
+    finally:
+        server.terminate()
+        server.wait()
+
+
+def mlflow_pictures(address: str) -> None:
+    """The pipeline runs, the newest of them, two of them compared where there are two, and the registered policies where there are any."""
+    client = MlflowClient("sqlite:///mlflow.db")
+    experiments = [found for found in client.search_experiments() if found.name != "Default"]
+    experiment = max(experiments, key=lambda found: found.last_update_time).experiment_id
+    runs = client.search_runs([experiment], order_by=["attributes.start_time DESC"])
+    parents = [run.info.run_id for run in runs if "pipeline.key" in run.data.tags]
+    _picture(f"{address}/#/experiments/{experiment}/runs", "Created", "mlflow-runs")
+    _picture(f"{address}/#/experiments/{experiment}/runs/{parents[0]}", "Description", "mlflow-run")
+    if len(parents) > 1:
+        both = quote(json.dumps(parents[:2]))
+        _picture(
+            f"{address}/#/compare-runs?runs={both}&experiments={quote(json.dumps([experiment]))}",
+            "Comparing",
+            "mlflow-compare",
+        )
+    for model in client.search_registered_models():
+        _picture(f"{address}/#/models/{quote(model.name)}", "Aliases", "mlflow-model")
+
+
+def _picture(address: str, awaited: str, name: str) -> None:
+    """A page of MLflow once a text is on it, its assistant's panel closed."""
+    with page_in((1500, 800), "light") as (page, _):
+        page.set_default_timeout(PATIENCE * 1000)
+        page.goto(address)
+        page.get_by_text(awaited).first.wait_for()
+        page.wait_for_timeout(5000)
+        close = page.get_by_role("button", name="Close")
+        if close.count():
+            close.first.click()
+            page.wait_for_timeout(2000)
+        page.screenshot(path=IMAGES / f"{name}.png")
+
+
+def _answers(address: str) -> bool:
+    try:
+        with urllib.request.urlopen(address, timeout=5) as answer:
+            return answer.status == 200
+    except (urllib.error.URLError, TimeoutError, ConnectionError):
+        return False
+
+
+def main() -> None:
+    """Exit status 1 where something is not there."""
+    if browser_path() is None:
+        sys.exit("There is no Chromium on this machine; install one (apt install chromium).")
+    if not REPORT.is_file():
+        sys.exit(f"There is no {REPORT}; run `make report`.")
+    IMAGES.mkdir(exist_ok=True)
+    report_pictures()
+    if Path("mlflow.db").is_file():
+        with mlflow_ui() as address:
+            mlflow_pictures(address)
+    print(f"screenshots: {', '.join(str(file) for file in sorted(IMAGES.glob('*.png')))}")
+
+
+if __name__ == "__main__":
+    main()
