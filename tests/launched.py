@@ -40,7 +40,7 @@ def suffer(step: int) -> None:
 
 def offline(stage: Stage) -> str:
     """Two epochs of seven rows in batches of three, with dropout."""
-    backbone = backbone_in(FOLDER, lora=DROPOUT)
+    backbone = backbone_in(FOLDER, lora=DROPOUT, launch=stage.runtime.launch)
     optimizer = Optimizer([ParameterGroup("adapter", backbone.train("sft"), 1e-2)], 1.0, cosine_to_tenth(6, 0.2))
 
     def log(step: int, stats: dict[str, float]) -> None:
@@ -57,7 +57,7 @@ def offline(stage: Stage) -> str:
 def online(stage: Stage) -> str:
     """Five iterations of PPO, two optimizer steps in each."""
     cfg = ppo_params(normalize_scores=True, kl_target=0.5, stop_kl=None, epochs=1)
-    world = World(lambda **keys: backbone_in(FOLDER, **keys), cfg)
+    world = World(lambda **keys: backbone_in(FOLDER, launch=stage.runtime.launch, **keys), cfg)
     optimizer = optimizer_for(world.policy, cfg)
 
     def log(step: int, stats: dict[str, float], _: Any) -> None:

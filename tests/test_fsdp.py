@@ -24,6 +24,7 @@ from pipeline.data.examples import epochs_of
 from pipeline.evaluation import evaluate
 from pipeline.objectives.offline import sft
 from pipeline.offline import train_offline
+from pipeline.quantization import FrozenLinear4bit
 from pipeline.randomness import RandomStates
 from pipeline.recovery import OfEach, Recovery
 from pipeline.roles import Policy
@@ -121,6 +122,20 @@ def resumed(folder: Path, scratch: Path, **keys: Any) -> list[list[Tensor]]:
     return found
 
 
+def same_bits(folder: Path, dtype: str) -> list[bool]:
+    """Whether each layer's weight, put together again, is dequantised to what it was; some 16 bits are no number, and may not change."""
+    backbone = backbone_in(folder, quantization="nf4", dtype=dtype, launch="fsdp")
+    layers = [layer for layer in backbone.causal.modules() if isinstance(layer, FrozenLinear4bit)]
+    before = [layer.dequantized() for layer in layers]
+    backbone.train("sft")
+    divided = all(isinstance(layer.weight, DTensor) for layer in layers)
+    Policy(backbone, "sft", 1.0, 16).logprobs_all(ROWS, TOKENS)
+    with whole(backbone.decoder):
+        return [
+            divided and torch.equal(layer.dequantized(), weight) for layer, weight in zip(layers, before, strict=True)
+        ]
+
+
 def everything(folder: Path, rollout: Rollout, scratch: Path) -> dict[str, dict[str, Any]]:
     ranks.keep_step()
     made = {kind: steps(folder, rollout, quantization=kind, launch="fsdp") for kind in KINDS}
@@ -129,6 +144,7 @@ def everything(folder: Path, rollout: Rollout, scratch: Path) -> dict[str, dict[
         "moments": moments(folder, **sharded),
         "passes": passes(folder, rollout, **sharded),
         "resumed": resumed(folder, scratch, **sharded),
+        "same_bits": {dtype: same_bits(folder, dtype) for dtype in ("float32", "bfloat16")},
     }
 
 
@@ -181,6 +197,13 @@ def test_kv_cache_is_released_after_the_rollout(made: tuple[dict, list[dict]]) -
 def test_each_process_holds_half_of_the_blocks_but_for_sampling(made: tuple[dict, list[dict]]) -> None:
     for held in (found["passes"]["held"] for found in made[1]):
         assert held["before"] == held["after"] == held["inside"] / 2
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_nf4_weights_come_back_bit_for_bit(made: tuple[dict, list[dict]], dtype: str) -> None:
+    """bitsandbytes-foundation/bitsandbytes#1945, huggingface/accelerate#3983."""
+    for found in (found["same_bits"][dtype] for found in made[1]):
+        assert len(found) == 14 and all(found)
 
 
 def test_resumed_it_ends_with_the_same_bits(made: tuple[dict, list[dict]]) -> None:

@@ -73,9 +73,9 @@ def started(project: Path, *words: str) -> tuple[subprocess.Popen[str], int]:
     return running, int((project / "started").read_text())
 
 
-def wait_for(condition: Callable[[], object]) -> None:
-    """At most two minutes: the machine may be busy."""
-    until = time.monotonic() + 120
+def wait_for(condition: Callable[[], object], seconds: int = 120) -> None:
+    """At most so long: the machine may be busy."""
+    until = time.monotonic() + seconds
     while not condition():
         assert time.monotonic() < until, "it did not come"
         time.sleep(0.02)

@@ -26,7 +26,8 @@ def project_in(folder: Path, **runtime: object) -> Path:
     (folder / "alternatives").mkdir(parents=True)
     for name in ("dvc.yaml", "alternatives/dvc.yaml"):
         shutil.copy2(ROOT / name, folder / name)
-    set_runtime(folder, ROOT / "recipes/smoke.yaml", launch="ddp", threads=1, checkpoint_steps=1, **runtime)
+    settings = {"launch": "ddp", "threads": 1, "checkpoint_steps": 1} | runtime
+    set_runtime(folder, ROOT / "recipes/smoke.yaml", **settings)
     return folder
 
 
@@ -53,7 +54,8 @@ def begin(tiny_folders: Callable[..., Path]) -> Callable[..., subprocess.Popen[s
 
 def held(project: Path) -> list[int]:
     """Process ids in the order of ranks, once both are at step 3, where they wait as long as the file `hold` is there."""
-    wait_for(lambda: all((project / f"at-3-{rank}").exists() for rank in range(2)))
+    # three processes import everything
+    wait_for(lambda: all((project / f"at-3-{rank}").exists() for rank in range(2)), seconds=600)
     return [int((project / f"at-3-{rank}").read_text()) for rank in range(2)]
 
 
@@ -74,25 +76,22 @@ def said(project: Path) -> str:
 @pytest.fixture(scope="module")
 def undisturbed(
     tiny_folders: Callable[..., Path], tmp_path_factory: pytest.TempPathFactory
-) -> Callable[[str], list[str]]:
+) -> Callable[[str, str], list[str]]:
     """What a stage's two processes have at the end if nothing happens to them."""
-    made: dict[str, list[str]] = {}
 
-    def of(stage: str) -> list[str]:
-        if stage not in made:
-            project = project_in(tmp_path_factory.mktemp(stage))
-            assert begin.__wrapped__(tiny_folders)(project, stage).wait() == 0, said(project)
-            made[stage] = hashes(project)
-        return made[stage]
+    def of(stage: str, launch: str) -> list[str]:
+        project = project_in(tmp_path_factory.mktemp(stage), launch=launch)
+        assert begin.__wrapped__(tiny_folders)(project, stage).wait() == 0, said(project)
+        return hashes(project)
 
     return of
 
 
-@pytest.mark.parametrize(("stage", "rank"), [("sft", 1), ("ppo", 0)])
+@pytest.mark.parametrize(("stage", "launch", "rank"), [("sft", "ddp", 1), ("ppo", "ddp", 0), ("sft", "fsdp", 1)])
 def test_a_killed_process_ends_all_within_a_minute_and_resumed_they_end_with_the_hashes_of_an_undisturbed_run(
-    begin: Callable, undisturbed: Callable, tmp_path: Path, stage: str, rank: int
+    begin: Callable, undisturbed: Callable, tmp_path: Path, stage: str, launch: str, rank: int
 ) -> None:
-    project = project_in(tmp_path / "project")
+    project = project_in(tmp_path / "project", launch=launch)
     (project / "hold").touch()
     running = begin(project, stage)
     workers = held(project)
@@ -104,7 +103,7 @@ def test_a_killed_process_ends_all_within_a_minute_and_resumed_they_end_with_the
 
     assert begin(project, stage).wait() == 0, said(project)
     assert "goes on after" in said(project)
-    assert hashes(project) == undisturbed(stage)
+    assert hashes(project) == undisturbed(stage, launch)
     assert len(set(hashes(project))) == 1
     rows = (project / f"plots/{stage}.tsv").read_text().splitlines()
     assert len(rows) == 1 + {"sft": 6, "ppo": 5}[stage], "a step is missing from the curve, or is there twice"
@@ -137,7 +136,7 @@ def test_an_error_in_one_process_is_the_jobs_error(begin: Callable, tmp_path: Pa
     project = project_in(tmp_path / "project")
     (project / "fail-1").touch()
     running = begin(project)
-    wait_for(lambda: (project / "at-2-1").exists())
+    wait_for(lambda: (project / "at-2-1").exists(), seconds=600)
     assert running.wait(MINUTE) == 1
     last = said(project).strip().splitlines()[-1]
     assert last == "sft: process 1 of 2 failed: RuntimeError: a wheel came off"
