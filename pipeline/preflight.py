@@ -21,6 +21,7 @@ from pipeline.planning.settings import Settings, this_machine
 from pipeline.planning.stages import plan_stage
 from pipeline.progress import console
 from pipeline.rewards import find_functions
+from pipeline.stage import quiet_libraries
 
 RWLOCK = Path(".dvc/tmp/rwlock")  # which process reads and writes what, as DVC notes it
 
@@ -72,6 +73,7 @@ def check_memory() -> None:
 
 def main() -> None:
     """Exit status 1, and one line, where something is wrong."""
+    quiet_libraries()
     try:
         refuse_second_dvc()
         check_params()
