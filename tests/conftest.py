@@ -1,5 +1,6 @@
 """Sets the environment that the pipeline wants before anything imports torch; tiny models and backbones for all tests."""
 
+import os
 import signal
 from collections.abc import Callable
 from pathlib import Path
@@ -19,6 +20,7 @@ ROOT = Path(__file__).parent.parent
 SHARED = ROOT.parent / "shared"
 # a shell lets what it starts in the background ignore Ctrl-C, and stages keep to that; the tests send it
 signal.signal(signal.SIGINT, signal.default_int_handler)
+os.environ.pop("CI", None)  # there stages are quiet, and tests read what they print
 LORA = LoraParams(r=4, alpha=8.0, dropout=0.0, targets="all-linear")
 
 
