@@ -549,9 +549,9 @@ def test_what_a_run_has_learnt_goes_out_and_comes_in_again(finished: tuple[Path,
     with edited(folder, {f"{name}.from": f"own/{name}" for name in ("sft", "reward", "judge")}):
         done = run(folder, "dvc", "repro")
         assert done.returncode == 0, done.stdout + done.stderr
+        done = run(folder, sys.executable, "-m", "pipeline.export")  # a reward model that was brought is not taken away
+        assert done.returncode == 0 and "reward" not in done.stdout, done.stdout
     weights = [load_file(folder / place / "adapter_model.safetensors") for place in ("artifacts/sft", "own/sft")]
     assert all(torch.equal(weights[0][key], weights[1][key]) for key in weights[1])
     assert [file.name for file in (folder / "artifacts/reward").iterdir()] == ["classifier.json"]
     assert json.loads((folder / "metrics/reward.json").read_text())["steps"] == 0
-    done = run(folder, sys.executable, "-m", "pipeline.export")  # a reward model that was brought is not taken away
-    assert done.returncode == 0 and "reward" not in done.stdout, done.stdout
