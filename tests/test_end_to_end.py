@@ -422,6 +422,31 @@ def test_nan_wherever_it_is_planted_fails_cleanly_and_leaves_the_artifacts(
     assert all(math.isfinite(value) for value in newest.data.metrics.values())
 
 
+# As if a quarter GiB of what the process has already were wanted by others.
+SHORT_OF_MEMORY = """
+import runpy, psutil
+real = psutil.virtual_memory
+psutil.virtual_memory = lambda: real()._replace(available=-2**28)
+runpy.run_module("stages.sft", run_name="__main__")
+"""
+
+
+def test_a_stage_that_cannot_fit_does_not_start(finished: tuple[Path, str]) -> None:
+    """One sentence before a weight is loaded, FAILED in MLflow, artifacts as they were; check_memory: false starts it all the same."""
+    folder, _ = finished
+    artifacts = [folder / name for name in ("artifacts", "metrics", "plots")]
+    before = [hash_path(path) for path in artifacts]
+    refused = run(folder, sys.executable, "-c", SHORT_OF_MEMORY)
+    assert refused.returncode == 1 and "Traceback" not in refused.stdout + refused.stderr
+    complaint = refused.stdout.splitlines()[-1]
+    assert complaint.startswith("sft: sft cannot fit: it takes about ") and "base, nf4" not in refused.stdout
+    assert [hash_path(path) for path in artifacts] == before
+    newest = newest_run(folder)
+    assert (newest.info.run_name, newest.info.status) == ("sft", "FAILED")
+    with edited(folder, {"runtime.check_memory": False}):
+        assert run(folder, sys.executable, "-c", SHORT_OF_MEMORY).returncode == 0
+
+
 @pytest.mark.parametrize(
     ("stage", "changes", "message"),
     [
