@@ -400,7 +400,7 @@ def test_nan_wherever_it_is_planted_fails_cleanly_and_leaves_the_artifacts(
         elif where == "gradient":
             stage, said = "sft", "not finite 3 steps in a row"
             source = (folder / "stages/sft.py").read_text()
-            hook = '    backbone.adapter_parameters("sft")[0].register_hook(lambda gradient: gradient * float("nan"))\n'
+            hook = '    model.backbone.adapter_parameters("sft")[0].register_hook(lambda gradient: gradient * float("nan"))\n'
             head = "    stage.tell_trained"
             assert source.count(head) == 1
             planted.enter_context(rewritten(folder / "stages/sft.py", source.replace(head, hook + head)))

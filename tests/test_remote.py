@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 from conftest import ROOT
-from test_end_to_end import ENVIRONMENT, clone_to, output_hashes, run, stages_run
+from test_end_to_end import ENVIRONMENT, clone_to, edited, output_hashes, run, stages_run
 
 STAGE = "sft"  # with prepare before it: two stages are as good as six
 
@@ -61,11 +61,9 @@ def test_another_machine_takes_up_what_the_first_has_sent(
     """It starts from main, as SkyPilot's recovery does, and runs nothing again; a stage that is then changed is run."""
     second = cloned(origin, tmp_path / "second")
     assert stages_run(done(run(second, "sh", "deploy/run.sh", STAGE))) == []
-    params = second / "params.yaml"
-    text = params.read_text()
-    params.write_text(text.replace("\nsft:\n  epochs: 1\n", "\nsft:\n  epochs: 2\n"))
-    assert params.read_text() != text
-    assert stages_run(done(run(second, "dvc", "repro", "--dry", STAGE))) == ["sft"]
+    with edited(second, {"sft.epochs": 2}):
+        dry = run(second, "dvc", "repro", "--dry", STAGE)
+    assert stages_run(done(dry)) == ["sft"]
 
 
 def test_a_stage_that_fails_sends_nothing(origin: Path, tmp_path: Path) -> None:

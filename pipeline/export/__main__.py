@@ -152,7 +152,9 @@ def save(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, folder: Pat
 def check_policy(stage: Stage, original: Original, folder: Path) -> Agreement:
     """The merged model, loaded as anyone would, answers the same questions."""
     runtime, device = stage.runtime, pick_device(stage.runtime)
-    causal = AutoModelForCausalLM.from_pretrained(folder, dtype="auto", device_map={"": device})  # nosec B615  # a local folder
+    causal = AutoModelForCausalLM.from_pretrained(  # nosec B615  # a local folder
+        folder, dtype="auto", device_map={"": device}, use_safetensors=True
+    )
     merged = Policy(Backbone(causal, device, original.identity), None, 1.0, runtime.logprob_chunk)
     again = greedy_answers(merged, original.questions, greedy(stage), runtime.microbatch_tokens)
     states_NH = response_states(merged, original.said.answers, runtime.microbatch_tokens)
@@ -162,7 +164,7 @@ def check_policy(stage: Stage, original: Original, folder: Path) -> Agreement:
 def check_reward(stage: Stage, original: Original, folder: Path) -> ScoreAgreement:
     """The exported reward model, loaded as anyone would, scores the same texts."""
     model = AutoModelForSequenceClassification.from_pretrained(  # nosec B615  # a local folder
-        folder, dtype="auto", device_map={"": pick_device(stage.runtime)}
+        folder, dtype="auto", device_map={"": pick_device(stage.runtime)}, use_safetensors=True
     )
     tokenizer = AutoTokenizer.from_pretrained(folder)  # nosec B615  # a local folder
     exported_B = plain_scores(model.eval(), tokenizer, original.texts.conversations)
