@@ -140,7 +140,7 @@ def compare(case: str, stage: str, folder: Path) -> dict[str, str | float]:
 
 def measure(stage: str, settings: Settings, folder: Path) -> dict[str, int]:
     """Bytes of this process: before a weight is loaded, the most until it was, the most in all."""
-    prepare_torch(settings.runtime.threads, settings.runtime)
+    prepare_torch(0, settings.runtime)
     libraries = psutil.Process().memory_info().rss
     backbone = load_backbone(folder, settings.base, settings.runtime, BaseIdentity("0" * 64, 0, "benchmark"))
     loaded = highest()
