@@ -24,6 +24,7 @@ from benchmarks.probe import ROOT, Figures, ProbeError, measure
 from benchmarks.render import markdown
 from benchmarks.setting import RUNTIME, our_setting
 from benchmarks.work import Work
+from pipeline.files import write_json
 
 REPETITIONS = 3
 PEER_ENVIRONMENT = ROOT / ".venv-peer"
@@ -81,13 +82,6 @@ def versions_in(runs: results.Runs, part: Part) -> dict[str, dict[str, str]]:
     return dict(found)
 
 
-def write(file: Path, report: dict[str, Any]) -> None:
-    """Indented JSON, floats to ten digits. Not by pipeline.files: that would bring torch into this process, and children begin with its memory."""
-    shorter = json.loads(json.dumps(report), parse_float=lambda text: float(f"{float(text):.10g}"))
-    file.parent.mkdir(parents=True, exist_ok=True)
-    file.write_text(json.dumps(shorter, indent=2, sort_keys=True, allow_nan=False) + "\n", encoding="utf-8")
-
-
 def main() -> None:
     """Measures, writes, prints; exit status 1 where nothing could be measured."""
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
@@ -105,7 +99,7 @@ def main() -> None:
         report = run(Work(), repetitions, asked.only or PART_NAMES, before, RESULTS / "partial.json")
     except ProbeError as error:
         sys.exit(str(error))
-    write(file, report)
+    write_json(file, report)
     print(markdown(report))
     print(f"Written to {file.relative_to(ROOT)}.")
 
@@ -143,7 +137,7 @@ def run(
             "after": machine.load(),
             "others_share": started.others_share(now, report["machine"]["cores"]),
         }
-        write(scratch, report)
+        write_json(scratch, report)
     return report
 
 

@@ -14,7 +14,6 @@ import tempfile
 from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import date
-from importlib.metadata import version
 from pathlib import Path
 
 import psutil
@@ -32,6 +31,7 @@ from pipeline.batch import Pairs, Rollout, Sequences
 from pipeline.data.examples import Prompt, sequences
 from pipeline.files import write_json
 from pipeline.heads import ScalarHead, reward_head
+from pipeline.lineage import versions
 from pipeline.loading import load_backbone
 from pipeline.objectives.offline import bradley_terry, sft
 from pipeline.offline import train_offline
@@ -43,7 +43,7 @@ from pipeline.progress import console
 from pipeline.randomness import prepare_torch
 from pipeline.roles import Policy, RewardModel
 from pipeline.rollout import Sampling
-from pipeline.stage import VERSIONS, quiet_libraries
+from pipeline.stage import quiet_libraries
 from pipeline.update import Optimizer, ParameterGroup, cosine_to_tenth
 
 RESULTS = Path("benchmarks/results/plan.json")
@@ -112,7 +112,7 @@ def report(rows: list[dict]) -> dict[str, object]:
         "date": f"{date.today():%Y-%m-%d}",
         "machine": describe(),
         "glibc": platform.libc_ver()[1],
-        "versions": {package: version(package) for package in VERSIONS},
+        "versions": versions(),
         "rows": rows,
     }
 

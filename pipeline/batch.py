@@ -15,7 +15,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from pipeline import ranks
+from pipeline import processes, ranks
 from pipeline.out_of_memory import MICROBATCH
 from pipeline.tensors import length_mask
 
@@ -211,10 +211,10 @@ def microbatches(batch: Batch, tokens: int) -> Iterator[tuple[Tensor, Batch]]:
     """
     lengths_B, order_B = batch.lengths_B.cpu().sort(stable=True)
     # in a round each process gets one row; the last is the widest
-    widths = [int(widths_b[-1]) for widths_b in (lengths_B * batch.sequences_per_row).split(ranks.count())]
+    widths = [int(widths_b[-1]) for widths_b in (lengths_B * batch.sequences_per_row).split(processes.count())]
     start = 0
     for rounds in _sizes(widths, tokens):
-        of_all = order_B[start : start + rounds * ranks.count()]
+        of_all = order_B[start : start + rounds * processes.count()]
         start += len(of_all)
         rows = ranks.dealt(of_all)
         ranks.poll()

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from pipeline import ranks
+from pipeline import processes
 from pipeline.errors import StorageError
 
 PARTIAL = ".partial"  # the end of a name: not written to its end
@@ -41,7 +41,7 @@ def write_bytes(file: Path, content: bytes) -> None:
     Raises:
         StorageError: there is no room, or the folder cannot be written to; the file is as it was.
     """
-    if not ranks.is_main():
+    if not processes.is_main():
         return
     partial = file.with_name(file.name + PARTIAL)
     with storage(file, len(content)):

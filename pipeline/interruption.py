@@ -14,9 +14,10 @@ from types import FrameType
 
 import psutil
 
+from pipeline.processes import TORCHRUN
+
 # Not SIGTERM: where a whole process group is ended, the parent's death must not count as the second signal.
 PARENT_DIED = signal.SIGUSR2
-TORCHRUN = "TORCHELASTIC_RUN_ID"  # a variable of processes that torchrun has started
 STOPPING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 

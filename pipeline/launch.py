@@ -19,10 +19,11 @@ from torch.distributed.elastic.multiprocessing.api import SignalException
 from torch.distributed.elastic.multiprocessing.errors import ChildFailedError, ProcessFailure, get_error_handler
 from torch.distributed.launcher.api import LaunchConfig, elastic_launch
 
-from pipeline import ranks
+from pipeline import processes, ranks
 from pipeline.errors import ParameterError, PeerLostError, TrainingError, UserError
-from pipeline.interruption import TORCHRUN, Interrupted
+from pipeline.interruption import Interrupted
 from pipeline.params.runtime import RuntimeParams
+from pipeline.processes import TORCHRUN
 
 UNDIVIDED = ("prepare", "warmup")  # stages without a pass that is worth dividing
 GRACE_SECONDS = 45  # from a signal, or the end of one process, to the end of all
@@ -74,12 +75,12 @@ def joined(stage: str, runtime: RuntimeParams) -> Iterator[None]:
         ParameterError: there are not as many as `runtime` says.
     """
     wanted = 1 if runtime.launch == "single" or stage in UNDIVIDED else runtime.processes
-    if ranks.count() != wanted:
+    if processes.count() != wanted:
         raise ParameterError(
             f"runtime.launch is {runtime.launch} and runtime.processes {runtime.processes}, so {stage} wants {wanted} processes, "
-            f"but torchrun has started {ranks.count()}; change one of them, or start the stage without torchrun."
+            f"but torchrun has started {processes.count()}; change one of them, or start the stage without torchrun."
         )
-    if ranks.count() == 1:
+    if processes.count() == 1:
         yield
         return
     gpu = runtime.device != "cpu" and torch.cuda.is_available()

@@ -5,6 +5,7 @@ import json
 import platform
 import re
 import subprocess  # nosec B404  # git alone is called
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
@@ -16,10 +17,16 @@ from pipeline.errors import UserError
 from pipeline.files import hash_path
 from pipeline.params.section import read_params
 
+PACKAGES = ("torch", "transformers", "peft", "bitsandbytes")  # that numbers depend on
 COMMIT = re.compile(r"@[0-9a-f]{40}\b")
 TEMPLATE = re.compile(r"\$\{([\w.]+)\}")  # how dvc.yaml refers to params.yaml
 # The second holds what `dvc repro` alone is not to pay for. Its stages run in the root too: they say `wdir: ..`.
 DVC_FILES = (Path("dvc.yaml"), Path("alternatives/dvc.yaml"))
+
+
+def versions() -> dict[str, str]:
+    """Of the packages that numbers depend on."""
+    return {package: version(package) for package in PACKAGES}
 
 
 def stage_definition(name: str) -> dict[str, list[str]]:

@@ -12,11 +12,12 @@ from pipeline.planning.fitting import outlook, refuse_misfit
 from pipeline.planning.settings import GIB, Settings, this_machine
 from pipeline.planning.stages import plan_stage
 from pipeline.progress import announce
+from pipeline.randomness import seed_generators
 from pipeline.stage import BASE_FILE, Stage
 
 
 def open_base(stage: Stage) -> Backbone:
-    """The base without adapters.
+    """The base without adapters. What is drawn after it is the same whatever was drawn to plan and to load it.
 
     Raises:
         BaseModelError: it has changed since `prepare` recorded its fingerprint.
@@ -36,6 +37,7 @@ def open_base(stage: Stage) -> Backbone:
     backbone = load_backbone(
         stage.base_folder, base, stage.runtime, BaseIdentity(present, len(stage.tokenizer), *public_name(base.model))
     )
+    seed_generators(stage.seed)  # how it was loaded is `runtime:`, which changes no result
     announce(
         "base",
         f"{stage.name}: {base.model} base, {base.quantization}, {base.dtype} on {backbone.device}",

@@ -10,7 +10,7 @@ from pathlib import Path
 import psutil
 
 from pipeline.data.sources import find_data
-from pipeline.errors import BaseModelError, UserError
+from pipeline.errors import BaseModelError, NoRoomError, UserError
 from pipeline.params.check import check_params
 from pipeline.params.data import DataParams
 from pipeline.params.ppo import PPOParams
@@ -68,7 +68,10 @@ def check_memory() -> None:
         return
     for stage in ("sft", "reward", "ppo", "evaluate"):
         machine = this_machine(settings.runtime)
-        refuse_misfit(plan_stage(stage, settings, config, machine), settings, config, machine)
+        try:
+            refuse_misfit(plan_stage(stage, settings, config, machine), settings, config, machine)
+        except NoRoomError as error:
+            raise NoRoomError(f"{stage}: {error}") from None
 
 
 def main() -> None:

@@ -21,12 +21,12 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 from rich.text import Text
 
-from pipeline import ranks
+from pipeline import processes
 
 Mode = Literal["auto", "bars", "lines", "json", "quiet"]
 if isinstance(sys.stdout, TextIOWrapper):
     sys.stdout.reconfigure(errors="replace")  # a character that a terminal lacks is a question mark, not a traceback
-console = Console(highlight=False, soft_wrap=True, quiet=not ranks.is_main())
+console = Console(highlight=False, soft_wrap=True, quiet=not processes.is_main())
 INFINITE = (float("inf"), float("-inf"))
 SLOW_SECONDS = 20  # after this long without a line, the next step brings one
 

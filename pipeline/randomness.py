@@ -20,10 +20,15 @@ def derive_seed(seed: int, *names: str | int) -> int:
 
 
 def prepare_torch(seed: int, runtime: RuntimeParams) -> None:
-    """Seeds everything, fixes the number of threads, and asks for deterministic algorithms. Call it before adapters are made."""
+    """Fixes the number of threads, asks for deterministic algorithms, and seeds everything."""
     torch.set_num_threads(runtime.threads)
     torch.use_deterministic_algorithms(runtime.deterministic)
     torch.utils.deterministic.fill_uninitialized_memory = False  # only a debugging aid, and it costs time
+    seed_generators(seed)
+
+
+def seed_generators(seed: int) -> None:
+    """All that libraries draw from: adapters' and heads' first weights, dropout."""
     transformers.set_seed(seed)
 
 

@@ -9,7 +9,6 @@ averaged: objectives give sums, which are divided by the number of terms of ALL 
 """
 
 import contextlib
-import os
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, TypeVar
 
@@ -20,9 +19,9 @@ from torch import Tensor, nn
 from pipeline import interruption
 from pipeline.errors import PeerLostError
 from pipeline.interruption import Interrupted
+from pipeline.processes import count, is_main, rank
 
 T = TypeVar("T")
-RANK, COUNT = "RANK", "WORLD_SIZE"  # clusters set them too: they mean something where torchrun has started the process
 
 
 class _Step:
@@ -37,21 +36,6 @@ class OutOfMemoryElsewhere(MemoryError):
 
 class _GaveUp:
     """What a process gives that cannot give what it was asked for."""
-
-
-def rank() -> int:
-    """This process's number, from 0."""
-    return int(os.environ[RANK]) if interruption.TORCHRUN in os.environ else 0
-
-
-def count() -> int:
-    """How many processes there are."""
-    return int(os.environ[COUNT]) if interruption.TORCHRUN in os.environ else 1
-
-
-def is_main() -> bool:
-    """Whether this is the process that writes and speaks for all."""
-    return rank() == 0
 
 
 def keep_step() -> None:

@@ -12,7 +12,7 @@ from typing import Any, Protocol
 
 import torch
 
-from pipeline import interruption, ranks
+from pipeline import interruption, processes, ranks
 from pipeline.checkpoint import (
     Checkpoint,
     CheckpointError,
@@ -53,7 +53,7 @@ class OfEach:
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """This process's own."""
-        self.part.load_state_dict(state["ranks"][ranks.rank()])
+        self.part.load_state_dict(state["ranks"][processes.rank()])
 
 
 class Recovery:
@@ -106,7 +106,7 @@ class Recovery:
         self._optimizer = optimizer
         self.hold(optimizer=optimizer, **parts)
         interruption.wait_for_polls()
-        if ranks.is_main():
+        if processes.is_main():
             remove_partial(self.folder)
         found = numbered(self.folder)
         checkpoint = self._newest_sound(found)
@@ -115,10 +115,10 @@ class Recovery:
                 self._say("no checkpoint is sound: it starts from the beginning.")
             return 0
         made_by = int(checkpoint.made_under.get(PROCESSES, "1"))
-        if made_by != ranks.count():
+        if made_by != processes.count():
             raise CheckpointError(
                 f"The checkpoint after {checkpoint.place} in {self.folder} was made by {made_by} process(es) and there are "
-                f"{ranks.count()} now, which draw other random numbers; set runtime.launch and runtime.processes as they were, "
+                f"{processes.count()} now, which draw other random numbers; set runtime.launch and runtime.processes as they were, "
                 "or remove that folder to start anew."
             )
         for name, part in self._parts.items():
@@ -145,7 +145,7 @@ class Recovery:
         """Writes the place reached last, unless it is written; where that is, in words, or None where it is the start."""
         if self._last is not None and self._last is not self._saved and self._unmoved():
             self.flush()
-            if ranks.is_main():
+            if processes.is_main():
                 write_checkpoint(self.folder, self._last)
             self._saved, self._saved_at = self._last, self.clock()
         return self._saved and f"after {self._saved.place}, which is kept in {self.folder}"
@@ -160,7 +160,7 @@ class Recovery:
 
     @property
     def _circumstances(self) -> dict[str, str]:
-        return self.made_under | limits() | ({PROCESSES: str(ranks.count())} if ranks.count() > 1 else {})
+        return self.made_under | limits() | ({PROCESSES: str(processes.count())} if processes.count() > 1 else {})
 
     def _state(self) -> State:
         return {name: part.state_dict() for name, part in self._parts.items()}
@@ -203,6 +203,6 @@ def recovery_of(stage: Stage) -> Recovery:
         stage.tracker.flush,
     )
     stage.on_stop = recovery.save
-    if ranks.count() > 1:  # dropout is not to be the same in all processes
-        torch.manual_seed(derive_seed(stage.seed, "rank", ranks.rank()))
+    if processes.count() > 1:  # dropout is not to be the same in all processes
+        torch.manual_seed(derive_seed(stage.seed, "rank", processes.rank()))
     return recovery.hold(random=OfEach(RandomStates()), stage=stage, memory=MemoryLimits())

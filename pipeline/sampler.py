@@ -82,7 +82,7 @@ def decoding(
     lean = decoder == "lean" or (decoder == "auto" and backbone.head_VH.dtype == torch.bfloat16)
     backbone.activate(adapter)
     with backbone.inference():
-        linears = SamplingLinears(backbone, adapter, merge)
+        linears = SamplingLinears(backbone, merge)
         if lean and is_lean(backbone.causal, columns):
             try:
                 model = LeanModel(backbone, linears)

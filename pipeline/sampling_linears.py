@@ -18,7 +18,7 @@ from torch import Tensor, nn
 
 from pipeline.backbone import Backbone
 from pipeline.quantization import FrozenLinear4bit, free_memory
-from pipeline.side_by_side import SideBySide, base_of, bias_of, is_kept, joined, weight_of
+from pipeline.side_by_side import SideBySide, base_of, bias_of, is_kept, weight_of
 
 Product = Callable[[Tensor], Tensor]
 """x -> x @ weight^T + bias; [..., I] -> [..., O]."""
@@ -27,15 +27,13 @@ PACKED_FOR = 16  # rows; a packed weight serves any other number, and no other s
 
 
 class SamplingLinears:
-    """Makes products of a model's linears as one adapter has them.
+    """Makes products of a model's linears with the adapter that is active, or of the raw base's.
 
     fresh: some weight is made anew in each product, because memory allows no copy.
     """
 
-    def __init__(self, backbone: Backbone, adapter: str | None, merge: bool):
-        """With `adapter` None the products are the raw base's."""
+    def __init__(self, backbone: Backbone, merge: bool):
         self.fresh = False
-        self._adapter = adapter
         self._merge = merge
         self._dtype = backbone.head_VH.dtype
         layers = [layer for _, _, layer in lora_layers(backbone.causal)]
@@ -55,8 +53,8 @@ class SamplingLinears:
         if not self._merge:
             return self._with_adapter(self._unadapted(linears), *linears.stacked(self._dtype))
         if self._pack or (self._room and not all(map(_is_cached, linears.bases))):
-            return self._held(torch.cat([self._merged_weight(layer) for layer in layers]), linears.bias_O)
-        return side_by_side([self._merged_where_it_lies(layer) for layer in layers])
+            return self._held(torch.cat(list(map(_merged, layers))), linears.bias_O)
+        return _joined([self._merged_where_it_lies(layer) for layer in layers])
 
     def output_head(self, head_VH: Tensor) -> Product:
         """Hidden states -> logits in the precision of forward passes."""
@@ -71,7 +69,7 @@ class SamplingLinears:
 
     def _unadapted(self, linears: SideBySide) -> Product:
         if self._pack and all(map(is_kept, linears.bases)):
-            return self._held(joined([weight_of(base) for base in linears.bases]), linears.bias_O)
+            return self._held(linears.weight_OI, linears.bias_O)
         self.fresh |= any(isinstance(base, FrozenLinear4bit) and not _is_cached(base) for base in linears.bases)
         return linears.product
 
@@ -90,8 +88,8 @@ class SamplingLinears:
         base, bias_O = base_of(layer), bias_of(base_of(layer))
         if not _is_cached(base):
             self.fresh = True
-            return lambda x: F.linear(x, self._merged_weight(layer), bias_O)
-        merged_OI = self._merged_weight(layer)
+            return lambda x: F.linear(x, _merged(layer), bias_O)
+        merged_OI = _merged(layer)
         self._overwritten.append(base)  # before it is, so that an interruption in between is put right too
         weight_OI = base.cached_weight_OI.copy_(merged_OI)
         return lambda x: F.linear(x, weight_OI, bias_O)
@@ -101,18 +99,6 @@ class SamplingLinears:
             return lambda x: F.linear(x, weight_OI, bias_O)
         packed = torch.ops.mkldnn._reorder_linear_weight(weight_OI, PACKED_FOR)
         return lambda x: torch.ops.mkldnn._linear_pointwise(x, packed, bias_O, "none", [], "")
-
-    def _adapts(self, layer: nn.Module) -> bool:
-        return isinstance(layer, LoraLayer) and self._adapter in layer.lora_A
-
-    def _merged_weight(self, layer: nn.Module) -> Tensor:
-        weight_OI = weight_of(base_of(layer))
-        return merged_weight(weight_OI, layer, self._adapter) if self._adapts(layer) else weight_OI
-
-
-def side_by_side(products: list[Product]) -> Product:
-    """Their outputs joined."""
-    return products[0] if len(products) == 1 else lambda x: torch.cat([product(x) for product in products], dim=-1)
 
 
 def merged_weight(weight_OI: Tensor, layer: LoraLayer, adapter: str) -> Tensor:
@@ -138,6 +124,19 @@ def lora_layers(causal: nn.Module) -> list[tuple[nn.Module, str, LoraLayer]]:
         for name, child in parent.named_children()
         if isinstance(child, LoraLayer)
     ]
+
+
+def _joined(products: list[Product]) -> Product:
+    return products[0] if len(products) == 1 else lambda x: torch.cat([product(x) for product in products], dim=-1)
+
+
+def _merged(layer: nn.Module) -> Tensor:
+    """The layer's weight, with its active adapter if it has one; [O, I]."""
+    weight_OI = weight_of(base_of(layer))
+    if not SideBySide(layer).adapters:
+        return weight_OI
+    (name,) = layer.active_adapters
+    return merged_weight(weight_OI, layer, name)
 
 
 def _is_cached(base: nn.Module) -> bool:

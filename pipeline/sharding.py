@@ -16,14 +16,14 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import FSDPModule, fully_shard
 from torch.distributed.tensor import DTensor
 
-from pipeline import ranks
+from pipeline import processes
 
 
 def shard(decoder: nn.Module, device: torch.device) -> None:
     """Leaves this process its part of each weight of the blocks, adapters excepted. Once is enough."""
     if isinstance(decoder, FSDPModule):
         return
-    mesh = init_device_mesh(device.type, (ranks.count(),))
+    mesh = init_device_mesh(device.type, (processes.count(),))
     layers = next(module for module in decoder.children() if isinstance(module, nn.ModuleList))
     adapters = {parameter for key, parameter in layers.named_parameters() if ".lora_" in key}
     for block in layers:

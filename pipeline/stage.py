@@ -10,34 +10,29 @@ import warnings
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from functools import cached_property
-from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
 import transformers
 
-from pipeline import finished, interruption, launch, ranks
+from pipeline import finished, interruption, launch, processes
 from pipeline.banner import gpu_memory, tell_end, tell_start, tell_work
 from pipeline.base_model import locate
 from pipeline.data.base_tokenizer import load_tokenizer
 from pipeline.data.tokenization import ChatTokenizer
 from pipeline.errors import DataError, StorageError, UserError
-from pipeline.files import hash_path, write_json, write_text, write_tsv
+from pipeline.files import hash_path, write_json, write_tsv
 from pipeline.health.report import HealthLog
 from pipeline.interruption import Interrupted
 from pipeline.lineage import (
-    digest,
     dvc_lock,
     flattened,
-    git_tags,
-    hardware,
     numbers,
-    parent_tags,
     stage_address,
     stage_definition,
     stage_inputs,
     state_key,
-    unpinned,
+    versions,
 )
 from pipeline.lock import alone_in
 from pipeline.out_of_memory import reporting
@@ -46,11 +41,10 @@ from pipeline.params.runtime import RuntimeParams
 from pipeline.params.section import S, load_section, parse_seed, read_params
 from pipeline.progress import ProgressBar, console, show_as
 from pipeline.randomness import derive_seed, prepare_torch
-from pipeline.tracking.destination import destination
-from pipeline.tracking.tracker import Tracker, start_run
+from pipeline.stage_run import start_tracking
+from pipeline.tracking.tracker import Tracker
 
 BASE_FILE = Path("prepared/base.json")
-VERSIONS = ("torch", "transformers", "peft", "bitsandbytes")
 WORK = ".work"  # what is kept of stages that have not come to their end
 RUN = "run"  # the file that names an unfinished stage's run in MLflow
 
@@ -162,9 +156,7 @@ class Stage:
             "packing",
             "compile",
         )
-        return {package: version(package) for package in VERSIONS} | {
-            key: settings[key] for key in (f"runtime.{name}" for name in rounding)
-        }
+        return versions() | {key: settings[key] for key in (f"runtime.{name}" for name in rounding)}
 
     def finish(self, metrics: dict[str, Any]) -> None:
         """Writes metrics/<stage>.json and, where there are any, plots/<stage>.tsv."""
@@ -190,11 +182,11 @@ def run_stage(name: str, body: Callable[[Stage], None], section: str | None = No
                 return
             with launch.joined(name, runtime), _alone(name) as folder:
                 _run_alone(name, body, section or name, folder)
-                if ranks.is_main():
+                if processes.is_main():
                     finished.leave(folder, name, dvc_lock(name))
     except UserError as error:
         launch.hand_over(error)
-        if ranks.count() == 1:
+        if processes.count() == 1:
             console.print(f"{name}: {error}", markup=False, style="red")
         sys.exit(1)
     except Interrupted as stop:
@@ -212,7 +204,7 @@ def _alone(name: str) -> Iterator[Path]:
     """
     work = Path(os.environ.get("DVC_ROOT", ".")) / WORK
     folder = work / name / state_key(name, stage_inputs(stage_definition(name)))
-    if not ranks.is_main():
+    if not processes.is_main():
         yield folder
         return
     finished.sweep(work)
@@ -226,7 +218,7 @@ def _run_alone(name: str, body: Callable[[Stage], None], section: str, folder: P
     seed = derive_seed(parse_seed(read_params()), section)
     definition = stage_definition(name)
     started = time.monotonic()
-    tracker = _start_tracking(name, runtime, definition, folder / RUN) if ranks.is_main() else Tracker()
+    tracker = start_tracking(name, runtime, definition, folder / RUN) if processes.is_main() else Tracker()
     stage = Stage(
         name, section, seed, runtime, tracker, HealthLog(name, tracker, dict(flattened(read_params()))), folder
     )
@@ -239,7 +231,7 @@ def _run_alone(name: str, body: Callable[[Stage], None], section: str, folder: P
             interruption.stop_anywhere()
             body(stage)
             interruption.wait_for_polls()
-        if ranks.is_main():
+        if processes.is_main():
             tracker.set_tags({f"output:{path}": hash_path(Path(path)) for path in definition["outs"]})
         peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024**2
         seconds = time.monotonic() - started
@@ -262,47 +254,6 @@ def _run_alone(name: str, body: Callable[[Stage], None], section: str, folder: P
         raise
     finally:
         tracker.end(status)
-
-
-def _start_tracking(name: str, runtime: RuntimeParams, definition: dict[str, list[str]], run_file: Path) -> Tracker:
-    params = read_params()
-    moving = unpinned(params)
-    raw = {key: value for key, value in params.items() if key != "runtime"}
-    sources = [
-        Path(str(value))
-        for key, value in flattened(raw)
-        if key in ("data.pairs", "data.demonstrations", "data.prompts")
-    ]
-    inputs = {
-        path: hash_path(Path(path)) for path in definition["deps"] if not path.endswith(".py") and Path(path).exists()
-    }
-    code = [hash_path(Path(folder)) for folder in ("pipeline", "stages", "rewards")]
-    tracker = start_run(
-        destination(runtime),
-        stage=name,
-        pipeline_key=digest(raw, *(hash_path(source) for source in sources if source.exists()), *code),
-        run_name=os.environ.get("DVC_EXP_NAME") or f"seed {raw.get('seed')}",
-        params=dict(
-            flattened({key: params[key] for key in ("seed", *definition["params"], "runtime") if key in params})
-        ),
-        parent_params=dict(flattened(raw)),
-        tags={
-            "dvc.stage": name,
-            "dvc.experiment": os.environ.get("DVC_EXP_NAME", ""),
-            **git_tags(),
-            "reproducible": str(not moving).lower(),
-            "unpinned": ", ".join(moving),
-            **{f"version.{package}": version(package) for package in VERSIONS},
-            "hardware": hardware(),
-            **{f"input:{path}": value for path, value in inputs.items()},
-        },
-        resume=run_file.read_text(encoding="utf-8") if run_file.exists() else None,
-    )
-    if tracker.run is not None:
-        write_text(run_file, tracker.run)
-    tracker.set_tags(parent_tags(params), on="parent")
-    tracker.link(inputs, {package: version(package) for package in VERSIONS})
-    return tracker
 
 
 def quiet_libraries() -> None:

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 from torch.distributed.optim import ZeroRedundancyOptimizer
 
-from pipeline import ranks
+from pipeline import processes, ranks
 from pipeline.batch import Batch, Experience, Sequences, microbatches
 from pipeline.data.examples import epochs_of
 from pipeline.errors import TrainingError
@@ -122,7 +122,7 @@ class Optimizer:
         for group in self.groups:
             for parameter, weights in zip(group.parameters, state["weights"][group.name], strict=True):
                 parameter.copy_(weights)
-        saved = state["adam"][ranks.rank()] if ranks.in_step() else state["adam"]
+        saved = state["adam"][processes.rank()] if ranks.in_step() else state["adam"]
         moments = {int(index): of_one for index, of_one in saved.items()}
         self._own.load_state_dict({"state": moments, "param_groups": self._own.state_dict()["param_groups"]})
 

@@ -13,7 +13,7 @@ from conftest import backbone_in
 from test_several_processes import ROWS, TOKENS
 from worlds import World, ppo_params
 
-from pipeline import ranks
+from pipeline import processes
 from pipeline.algorithms import algorithm_of
 from pipeline.data.examples import epochs_of
 from pipeline.objectives.offline import sft
@@ -31,8 +31,8 @@ FOLDER = Path(sys.argv[2])
 
 def suffer(step: int) -> None:
     """What the test wants, once step `step` is done."""
-    Path(f"at-{step}-{ranks.rank()}").write_text(str(os.getpid()), encoding="utf-8")
-    if step == 2 and Path(f"fail-{ranks.rank()}").exists():
+    Path(f"at-{step}-{processes.rank()}").write_text(str(os.getpid()), encoding="utf-8")
+    if step == 2 and Path(f"fail-{processes.rank()}").exists():
         raise RuntimeError("a wheel came off")
     while step == 3 and Path("hold").exists():
         time.sleep(0.05)
@@ -74,9 +74,9 @@ def online(stage: Stage) -> str:
 def body(stage: Stage) -> None:
     """Trains and says what came out; the outputs are those that dvc.yaml names."""
     found = {"sft": offline, "ppo": online}[stage.name](stage)
-    Path(f"hash-{ranks.rank()}").write_text(found, encoding="utf-8")
+    Path(f"hash-{processes.rank()}").write_text(found, encoding="utf-8")
     stage.finish({"steps": len(stage.curves)})
-    if ranks.is_main():
+    if processes.is_main():
         for path in ("artifacts/sft", "artifacts/policy", "artifacts/development"):
             Path(path).mkdir(parents=True, exist_ok=True)
 

@@ -439,10 +439,22 @@ def test_a_stage_that_cannot_fit_does_not_start(finished: tuple[Path, str]) -> N
     refused = run(folder, sys.executable, "-c", SHORT_OF_MEMORY)
     assert refused.returncode == 1 and "Traceback" not in refused.stdout + refused.stderr
     complaint = refused.stdout.splitlines()[-1]
-    assert complaint.startswith("sft: sft cannot fit: it takes about ") and "base, nf4" not in refused.stdout
+    assert (
+        complaint.startswith("sft: it does not fit into memory: it takes about ") and "base, nf4" not in refused.stdout
+    )
     assert [hash_path(path) for path in artifacts] == before
     newest = newest_run(folder)
     assert (newest.info.run_name, newest.info.status) == ("sft", "FAILED")
+
+
+def test_planning_memory_changes_no_result(finished: tuple[Path, str]) -> None:
+    """Its adapters are drawn too, and those that are trained must not be others for that."""
+    folder, _ = finished
+    before = hash_path(folder / "artifacts/sft")
+    with edited(folder, {"runtime.check_memory": False}):
+        done = run(folder, sys.executable, "-m", "stages.sft")
+    assert done.returncode == 0 and "memory plan" not in done.stdout
+    assert hash_path(folder / "artifacts/sft") == before
 
 
 @pytest.mark.parametrize(

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 from worlds import SAMPLING, blocks
 
-from pipeline import ranks
+from pipeline import processes, ranks
 from pipeline.algorithms import algorithm_of
 from pipeline.batch import Rollout
 from pipeline.data.examples import epochs_of
@@ -110,13 +110,13 @@ def resumed(folder: Path, scratch: Path, **keys: Any) -> list[list[Tensor]]:
     """Weights after six steps, and after the last three of them in a world that goes on from the checkpoint."""
     found = []
     for _ in range(2):
-        torch.manual_seed(ranks.rank())
+        torch.manual_seed(processes.rank())
         backbone = backbone_in(folder, **keys)
         optimizer = Optimizer([ParameterGroup("adapter", backbone.train("sft"), 1e-2)], 1.0, cosine_to_tenth(6, 0.2))
         recovery = Recovery("test", scratch / "checkpoints", 3, 1e9, {}, lambda: None)
         train(Policy(backbone, "sft", 1.0, 16), optimizer, recovery.hold(random=OfEach(RandomStates())))
         found.append(weights(optimizer.parameters))
-        if ranks.is_main():
+        if processes.is_main():
             shutil.rmtree(scratch / "checkpoints/step-000006")
         ranks.exchange(None)
     return found

@@ -270,7 +270,7 @@ def test_a_certain_misfit_is_refused_with_what_would_fit() -> None:
     refuse_misfit(planned, setup, config, Machine("m", torch.device("cpu"), int(planned.peak / 1.14), 0))
     with pytest.raises(
         NoRoomError,
-        match=r"sft cannot fit: it takes about .* and m has .* With runtime\.microbatch_tokens: 1, runtime\.gradient_checkpointing: true it takes",
+        match=r"it does not fit into memory: it takes about .* and m has .* With runtime\.microbatch_tokens: 1, runtime\.gradient_checkpointing: true it takes",
     ):
         refuse_misfit(planned, setup, config, Machine("m", torch.device("cpu"), planned.peak // 2, 0))
     with pytest.raises(NoRoomError, match=r"No runtime parameter is enough .* smaller tokens\.max_prompt"):
@@ -283,7 +283,7 @@ def test_preflight_refuses_unless_told_otherwise(tmp_path: Path, monkeypatch: py
     monkeypatch.chdir(tmp_path)
     lines = ["  max_prompt: 400000" if line.startswith("  max_prompt:") else line for line in text.splitlines()]
     Path("params.yaml").write_text("\n".join(lines), encoding="utf-8")
-    with pytest.raises(NoRoomError, match="sft cannot fit"):
+    with pytest.raises(NoRoomError, match="sft: it does not fit"):
         preflight.check_memory()
     told = "\n".join(lines).replace("check_memory: true", "check_memory: false")
     Path("params.yaml").write_text(told, encoding="utf-8")

@@ -340,7 +340,7 @@ def test_a_recorded_step_samples_the_same(make_backbone: Callable[..., Backbone]
         tokens_UP, mask_UP, of_B = left_padded([prompt.ids for prompt in PROMPTS])
         rows, ids, logits = list(range(8)), [[] for _ in range(8)], []
         with backbone.inference():
-            decoder = LeanDecoder(LeanModel(backbone, SamplingLinears(backbone, "sft", False)), 8, 40, record)
+            decoder = LeanDecoder(LeanModel(backbone, SamplingLinears(backbone, False)), 8, 40, record)
             logits_BV = decoder.start(tokens_UP, mask_UP, of_B)
             for _ in range(12):
                 next_B = logits_BV.argmax(1)

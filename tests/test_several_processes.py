@@ -14,7 +14,7 @@ from several import in_processes
 from torch import Tensor, nn
 from worlds import SAMPLING, World, ppo_params
 
-from pipeline import ranks
+from pipeline import processes, ranks
 from pipeline.algorithms import algorithm_of
 from pipeline.backbone import Backbone
 from pipeline.batch import Pairs, Rollout, Sequences
@@ -124,7 +124,7 @@ def short_of_memory(folder: Path) -> dict[str, Any]:
 
     class Short(Policy):
         def __call__(self, batch: Sequences) -> PolicyOutput:
-            if ranks.rank() == 1 and len(batch) > 1:
+            if processes.rank() == 1 and len(batch) > 1:
                 raise RuntimeError("DefaultCPUAllocator: can't allocate memory")
             return super().__call__(batch)
 

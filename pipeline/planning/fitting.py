@@ -49,7 +49,7 @@ def refuse_misfit(plan: StagePlan, settings: Settings, config: PretrainedConfig,
     if plan.peak <= CERTAIN * machine.free:
         return
     raise NoRoomError(
-        f"{plan.stage} cannot fit: it takes about {gib(plan.peak)} ({plan.highest.name}) and {machine.name} has {gib(machine.free)} free. "
+        f"it does not fit into memory: it takes about {gib(plan.peak)} ({plan.highest.name}) and {machine.name} has {gib(machine.free)} free. "
         f"{_remedy(plan, settings, config, machine)} `make plan` shows what takes how much; "
         "runtime.check_memory: false starts it all the same."
     )
