@@ -8,6 +8,11 @@ import os
 # back (docs/performance.md). The variables are read when torch loads its OpenMP runtime, so before any module imports torch.
 os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 os.environ.setdefault("GOMP_SPINCOUNT", "2000")
+# oneDNN, and torch beside it, keep a compiled kernel for each shape of a product that they have seen: by default a thousand of
+# them, half a gigabyte where rows have all lengths. A pass goes through the same few shapes layer after layer: this many are
+# enough, and no slower (docs/performance.md). Read at the first product.
+os.environ.setdefault("ONEDNN_PRIMITIVE_CACHE_CAPACITY", "64")
+os.environ.setdefault("LRU_CACHE_CAPACITY", "64")
 # cuBLAS needs a fixed workspace for deterministic results; it is read when the first handle is made.
 os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
 # Forked tokenizer threads bring no speed at our sizes and print warnings.
