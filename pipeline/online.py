@@ -12,6 +12,7 @@ from pipeline.evaluation import Score, evaluate, score_normalizer, summarize, su
 from pipeline.kl_control import KLControl
 from pipeline.params.ppo import PPOParams
 from pipeline.place import Place
+from pipeline.progress import doing
 from pipeline.randomness import derive_seed
 from pipeline.recovery import NO_RECOVERY, NoRecovery, Recovery
 from pipeline.roles import Policy
@@ -61,12 +62,15 @@ def train_online(
         beside = None if warming_up else rehearsal
 
         if place.experience is None:
+            doing("sampling")
             rollout = generate(policy, prompts_P, sampling, step)  # 1 rollout
+            doing("scoring")
             place.experience = evaluate(  # 2 evaluate
                 rollout, policy, reference, score, algorithm, cfg, microbatch_tokens, normalize
             )
             recovery.reached(str(place))
         experience, seed = place.experience, derive_seed(sampling.seed, step)
+        doing("updating")
         with policy.backbone.training(dropout=False):  # 3 update
             stats = update(policy, optimizer, experience, objective, plan, seed, beside, place.taken, stepped)
 

@@ -42,9 +42,13 @@ class _TextEvents(io.TextIOBase):
 
 
 class _Shown:
-    """How this process shows itself; there is one console, and so one of these."""
+    """How this process shows itself; there is one console, and so one of these.
+
+    bar: the one that is on the terminal.
+    """
 
     mode: Mode = "auto"
+    bar: "ProgressBar | None" = None
 
 
 def show_as(mode: Mode) -> None:
@@ -88,6 +92,12 @@ def tell(notes: Iterable[str]) -> None:
         console.print(f"note: {note}", markup=False, style="yellow")
 
 
+def doing(what: str) -> None:
+    """Puts a word beside the bar, if there is one: what its present step is at. Long steps would else look like a hang."""
+    if _Shown.bar is not None:
+        _Shown.bar.say(what)
+
+
 def duration(seconds: float) -> str:
     """For people: `45 s`, `9 min 39 s`, `2 h 05 min`."""
     whole = round(seconds)
@@ -117,21 +127,28 @@ class ProgressBar:
             TimeElapsedColumn(),
             TextColumn("<"),
             TimeRemainingColumn(),
+            TextColumn("[dim]{task.fields[doing]}"),
             console=console,
             disable=self.mode != "bars",
         )
-        self._task = self._bar.add_task(title, total=total, numbers="")
+        self._task = self._bar.add_task(title, total=total, numbers="", doing="")
         self._began = self._last_line = time.monotonic()
         self._first: int | None = None  # a loop that goes on where another process was does not begin at 0
 
     def __enter__(self) -> Self:
         self._bar.start()
+        _Shown.bar = self
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
+        _Shown.bar = None
         self._bar.stop()
+
+    def say(self, what: str) -> None:
+        """What the present step is at."""
+        self._bar.update(self._task, doing=what)
 
     def advance(self, step: int, **numbers: float) -> None:
         """Step `step`, counted from 0, is done."""
@@ -142,7 +159,7 @@ class ProgressBar:
         if self.mode == "json":
             emit("step", loop=self.title, step=done, of=self.total, seconds_left=round(left, 1), **numbers)
         text = "  ".join(f"{name} {value:.3g}" for name, value in numbers.items())
-        self._bar.update(self._task, completed=done, numbers=text)
+        self._bar.update(self._task, completed=done, numbers=text, doing="")
         due = done % self.line_every == 0 or done == self.total
         due = due or time.monotonic() - self._last_line > SLOW_SECONDS
         if due and self.mode in ("bars", "lines"):

@@ -12,6 +12,7 @@ import bitsandbytes as bnb
 import pytest
 import torch
 from conftest import LORA, ROOT, base_params, runtime
+from safetensors.torch import save_file
 from transformers import AutoConfig, PretrainedConfig
 
 from pipeline import plan, preflight
@@ -261,6 +262,29 @@ def test_a_plan_in_one_line() -> None:
     )
     machine = Machine("m", torch.device("cpu"), 8 * GIB, 0)
     assert outlook(planned, machine) == "memory plan: about 3.5 GiB at the peak (update), 8.0 GiB free"
+
+
+def test_models_of_ones_own_are_not_trained_and_lie_there_whole(tmp_path: Path) -> None:
+    """10 x 10 and 5 numbers in float32 are 420 bytes, in the stages that score with it; an adapter takes an adapter's place."""
+    save_file({"a": torch.zeros(10, 10), "b": torch.zeros(5)}, tmp_path / "model.safetensors")
+    config, setup = configuration("tiny"), settings()
+    plain = {stage: plan_stage(stage, setup, config, CPU) for stage in ("sft", "reward", "judge", "ppo", "evaluate")}
+    own = setup.with_("sft", from_="models/sft").with_("reward", from_=str(tmp_path))
+    planned = {stage: plan_stage(stage, own, config, CPU) for stage in plain}
+    name = "reward model of your own"
+    found = {stage: [part.size for part in plan.parts if part.name == name] for stage, plan in planned.items()}
+    assert found == {"sft": [], "reward": [420], "judge": [], "ppo": [420], "evaluate": [420]}
+    for stage in ("sft", "reward"):
+        assert "Adam's moments" in {part.name for part in plain[stage].parts}
+        assert "Adam's moments" not in {part.name for part in planned[stage].parts}
+        assert not any("backward" in part.name for part in planned[stage].passes)
+    adapters = {stage: adapters_size(plan) for stage, plan in plain.items()}
+    assert adapters_size(planned["ppo"]) == adapters["ppo"] * 2 // 3
+    assert planned["judge"] == plain["judge"]
+
+
+def adapters_size(planned: StagePlan) -> int:
+    return next(part.size for part in planned.parts if part.name == "adapters")
 
 
 def test_a_certain_misfit_is_refused_with_what_would_fit() -> None:

@@ -45,6 +45,16 @@ def test_lines_come_every_so_many_steps(mode: Mode, lines: list[str], capsys: py
     assert capsys.readouterr().out.splitlines() == lines
 
 
+def test_what_a_step_is_at_stands_beside_the_bar_until_it_is_done() -> None:
+    with ProgressBar("ppo", 2, 1) as bar:
+        progress.doing("sampling")
+        (task,) = bar._bar.tasks
+        assert task.fields["doing"] == "sampling"
+        bar.advance(0)
+        assert task.fields["doing"] == ""
+    progress.doing("nothing that a bar could show")
+
+
 def test_a_slow_step_brings_a_line(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     monkeypatch.setattr(progress, "SLOW_SECONDS", 0)
     show_as("lines")

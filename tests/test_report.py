@@ -16,7 +16,7 @@ from pipeline.report.__main__ import main
 from pipeline.report.answers import representative
 from pipeline.report.charts import PLOTS, curve_chart, marks_of
 from pipeline.report.graph import drawing
-from pipeline.report.page import render
+from pipeline.report.page import _marked, render
 from pipeline.report.recipe import Change, changes, nearest_recipe
 from pipeline.report.run import StageFacts, read_run
 from pipeline.tracking.destination import Destination
@@ -123,6 +123,17 @@ def test_a_stage_stands_below_what_it_needs_and_implied_arrows_are_left_out() ->
         ("sft", "reward"),
         ("reward", "ppo"),
     }
+
+
+def test_code_in_a_finding_is_marked_and_the_rest_escaped() -> None:
+    assert _marked("<b> `make plan` says") == "&lt;b&gt; <code>make plan</code> says"
+
+
+def test_a_mark_after_the_last_step_stands_at_it() -> None:
+    """A finding of a stage's result is made after its two steps, 0 and 1."""
+    rows = [{"step": 0, "loss": 1.0}, {"step": 1, "loss": 0.5}]
+    plot = next(plot for plot in PLOTS if plot.stage == "sft")
+    assert curve_chart(plot, rows, {2: "1"}).svg == curve_chart(plot, rows, {1: "1"}).svg
 
 
 def test_marks_name_the_findings_of_their_step() -> None:

@@ -1,13 +1,17 @@
-"""A base's configuration without its weights: of a folder, of what is in the hub's cache, or of a table. Nothing is downloaded."""
+"""What is known of a model without its weights: of a folder, of what is in the hub's cache, or of a table. Nothing is downloaded."""
 
+import math
 from pathlib import Path
 
+import torch
 from huggingface_hub import try_to_load_from_cache
+from safetensors import safe_open
 from transformers import AutoConfig, PretrainedConfig
 
 from pipeline.base_model import public_name
 from pipeline.errors import BaseModelError
 from pipeline.tiny import LLAMA_SHAPE
+from pipeline.weights import CONFIG as ADAPTER
 
 EMBEDDED = "SmolLM2-135M"
 TIED = {"tie_word_embeddings": True}
@@ -35,11 +39,8 @@ def configuration(model: str, trust_remote_code: bool = False) -> PretrainedConf
     """
     if model == "tiny":
         return AutoConfig.for_model("llama", vocab_size=320, **LLAMA_SHAPE)
-    name, revision = (EMBEDDED, None) if model == "embedded" else public_name(model)
-    folder = Path(model).expanduser()
-    if model.startswith("hf://"):
-        cached = try_to_load_from_cache(name, "config.json", revision=revision)
-        folder = Path(cached).parent if isinstance(cached, str) else folder
+    name = EMBEDDED if model == "embedded" else public_name(model)[0]
+    folder = _folder(model)
     if (folder / "config.json").is_file():
         return AutoConfig.from_pretrained(folder, trust_remote_code=trust_remote_code)  # nosec B615  # a local folder
     short = name.rpartition("/")[2].removesuffix("-Instruct").replace("Mistral-7B-Instruct", "Mistral-7B")
@@ -58,3 +59,25 @@ def configuration(model: str, trust_remote_code: bool = False) -> PretrainedConf
         vocab_size=vocabulary,
         **more,
     )
+
+
+def whole_model_size(spec: str, dtype: torch.dtype) -> int:
+    """Bytes of a model of the person's own in this precision; 0 for an adapter, and where it is not on this machine yet."""
+    folder = _folder(spec)
+    if (folder / ADAPTER).is_file():
+        return 0
+    elements = 0
+    for file in sorted(folder.glob("*.safetensors")):
+        with safe_open(file, "pt") as tensors:
+            elements += sum(math.prod(tensors.get_slice(key).get_shape()) for key in tensors.keys())  # noqa: SIM118  # no dict
+    return elements * dtype.itemsize
+
+
+def _folder(spec: str) -> Path:
+    """Where it lies; of the hub's models, in the hub's cache, if it is there."""
+    if spec.startswith("hf://"):
+        name, revision = public_name(spec)
+        cached = try_to_load_from_cache(name, "config.json", revision=revision)
+        if isinstance(cached, str):
+            return Path(cached).parent
+    return Path(spec).expanduser()

@@ -12,6 +12,7 @@ from pipeline.algorithms import algorithm_of
 from pipeline.batch import Experience
 from pipeline.heads import ScalarHead
 from pipeline.loading import attention_of
+from pipeline.planning.bases import whole_model_size
 from pipeline.planning.live import META, size_of
 from pipeline.planning.passes import (
     Rows,
@@ -77,6 +78,7 @@ class Cast:
     adapters: in memory; the last one is trained, where `trains`, and what passes are done with.
     heads: scalar heads.
     trained_heads: how many of them are trained.
+    scorers: reward models and judges, by name, whether they are adapters or whole models.
     """
 
     adapters: tuple[str, ...]
@@ -84,6 +86,7 @@ class Cast:
     heads: int
     trained_heads: int
     passes: Callable[[PlannedBackbone, Settings], dict[str, int]]
+    scorers: tuple[str, ...] = ()
 
 
 def plan_stage(stage: str, settings: Settings, config: PretrainedConfig, machine: Machine) -> StagePlan:
@@ -106,8 +109,7 @@ def plan_stage(stage: str, settings: Settings, config: PretrainedConfig, machine
         backbone = build(shape, layers, cast.adapters, settings.lora)
         if cast.trains:
             backbone.train(backbone.adapter)
-        one = size_of(backbone.adapter_parameters(cast.adapters[0]))
-        return {"adapter": one} | cast.passes(backbone, settings)
+        return {"adapter": size_of(backbone.adapter_parameters(backbone.adapter))} | cast.passes(backbone, settings)
 
     passes = _at_all_layers(config, moving)
     adapter, head = passes.pop("adapter"), FLOAT32 * (config.hidden_size + 1)
@@ -118,6 +120,11 @@ def plan_stage(stage: str, settings: Settings, config: PretrainedConfig, machine
         Part("base, not quantised", frozen["unquantised"], settings.base.dtype),
     ]
     others = [
+        *(
+            Part(f"{name} model of your own", size, settings.base.dtype)
+            for name, size in own_models(settings).items()
+            if name in cast.scorers
+        ),
         Part("base cache", frozen["cache"] if cache else 0, "dequantised weights"),
         Part("adapters", len(cast.adapters) * adapter, "float32"),
         Part("scalar heads", cast.heads * head, "float32"),
@@ -152,35 +159,52 @@ def cast_of(stage: str, settings: Settings) -> Cast:
     """Who takes part in a stage, and in what passes."""
     if stage == "ppo":
         critic = int(algorithm_of(settings.ppo).critic_objective is not None)
-        scored = int(settings.ppo.uses_reward_model)
-        adapters = ("reward", "sft", "policy")[1 - scored :]
-        return Cast(adapters, True, critic + scored, critic, _ppo)
+        scorers = ("reward",) if settings.ppo.uses_reward_model else ()
+        adapters = _adapters(settings, scorers, "sft", "policy")
+        return Cast(adapters, True, critic + len(scorers), critic, _ppo, scorers)
+    if stage in ("reward", "judge"):
+        own = getattr(settings, stage).from_ is not None
+        adapters = _adapters(settings, (stage,))
+        return Cast(adapters, not own, 1, 0 if own else 1, partial(_reward, stage), (stage,))
+    scorers = ("reward", "judge")
     return {
-        "sft": Cast(("sft",), True, 0, 0, _sft),
-        "reward": Cast(("reward",), True, 1, 1, partial(_reward, "reward")),
-        "judge": Cast(("judge",), True, 1, 1, partial(_reward, "judge")),
+        "sft": Cast(("sft",), settings.sft.from_ is None, 0, 0, _sft),
         "dpo": Cast(("sft", "dpo"), True, 0, 0, _dpo),
-        "evaluate": Cast(("sft", "policy", "reward", "judge"), False, 2, 0, _evaluate),
-        "evaluate_dpo": Cast(("sft", "dpo", "reward", "judge"), False, 2, 0, _evaluate),
+        "evaluate": Cast(_adapters(settings, scorers, "sft", "policy"), False, 2, 0, _evaluate, scorers),
+        "evaluate_dpo": Cast(_adapters(settings, scorers, "sft", "dpo"), False, 2, 0, _evaluate, scorers),
     }[stage]
+
+
+def own_models(settings: Settings) -> Sizes:
+    """Whole reward models and judges of the person's own, in bytes. Their passes are taken to be as large as the base's."""
+    dtype = getattr(torch, settings.base.dtype)
+    specs = {"reward": settings.reward.from_, "judge": settings.judge.from_}
+    sizes = {name: whole_model_size(spec, dtype) for name, spec in specs.items() if spec is not None}
+    return {name: size for name, size in sizes.items() if size}
+
+
+def _adapters(settings: Settings, scorers: tuple[str, ...], *others: str) -> tuple[str, ...]:
+    """Scorers that are adapters, and then the others."""
+    whole = own_models(settings)
+    return (*(name for name in scorers if name not in whole), *others)
 
 
 def _sft(backbone: PlannedBackbone, settings: Settings) -> Sizes:
     rows, passes = _rows(settings, settings.sft.batch_size)
     loss = partial(policy_loss, backbone, rows, settings.runtime.logprob_chunk)
-    return {
-        f"forward and backward, {rows}": training(backbone, loss, True, passes),
-        f"forward alone, {rows}": scoring(backbone, loss),
-    }
+    sizes = {f"forward alone, {rows}": scoring(backbone, loss)}
+    if settings.sft.from_ is None:
+        sizes[f"forward and backward, {rows}"] = training(backbone, loss, True, passes)
+    return sizes
 
 
 def _reward(section: str, backbone: PlannedBackbone, settings: Settings) -> Sizes:
     pairs, passes = _rows(settings, getattr(settings, section).batch_size, 2)
     one = partial(score, backbone, pairs, _head(backbone))
-    return {
-        f"forward and backward, 2 x {pairs}": training(backbone, partial(pair_loss, one), True, passes),
-        f"forward alone, {pairs}": scoring(backbone, one),
-    }
+    sizes = {f"forward alone, {pairs}": scoring(backbone, one)}
+    if getattr(settings, section).from_ is None:
+        sizes[f"forward and backward, 2 x {pairs}"] = training(backbone, partial(pair_loss, one), True, passes)
+    return sizes
 
 
 def _dpo(backbone: PlannedBackbone, settings: Settings) -> Sizes:

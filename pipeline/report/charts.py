@@ -106,7 +106,8 @@ def curve_chart(plot: Plot, curve: Curve, marks: Mapping[int, str]) -> Chart | N
             axes.fill_between(steps, low, high, color=SERIES[0], alpha=0.18, linewidth=0, label="p10 to p90")
         for colour, (label, line) in zip(SERIES, lines.items(), strict=False):
             axes.plot(steps, line, color=colour, label=label, marker="o" if len(steps) < 30 else None, markersize=2.5)
-        for step, numbers in marks.items():
+        for after, numbers in marks.items():
+            step = min(after, steps[-1])  # what is found at a stage's end is found after its last step
             axes.axvline(step, color=MARK, linestyle=(0, (3, 2)), linewidth=1)
             axes.annotate(
                 numbers, (step, 1), xycoords=("data", "axes fraction"), color=MARK, fontsize=7, ha="center", va="bottom"

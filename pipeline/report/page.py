@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
-from markupsafe import Markup
+from markupsafe import Markup, escape
 
 from pipeline.health.findings import Finding
 from pipeline.health.report import CLEAN
@@ -21,6 +21,7 @@ from pipeline.report.run import RunFacts, StageFacts
 from pipeline.verdict import mood, verdict
 
 TEMPLATES = Path(__file__).parent
+CODE = re.compile(r"`([^`]+)`")
 ROLES = {"base": "base", "sft": "SFT", "policy": "policy", "dpo": "DPO"}
 
 
@@ -47,7 +48,14 @@ def render(run: RunFacts, recipes: Sequence[Path], now: datetime | None = None) 
         trim_blocks=True,
         lstrip_blocks=True,
     )
-    templates.filters |= {"duration": duration, "percent": _percent, "rate": _rate, "drawn": _drawn, "cell": _cell}
+    templates.filters |= {
+        "duration": duration,
+        "percent": _percent,
+        "rate": _rate,
+        "drawn": _drawn,
+        "cell": _cell,
+        "marked": _marked,
+    }
     numbered = numbered_findings(run)
     css = (TEMPLATES / "page.css").read_text(encoding="utf-8")
     return templates.get_template("page.html").render(
@@ -203,6 +211,11 @@ def _cell(value: Any) -> str:
 def _drawn(chart: Chart) -> Markup:
     """Matplotlib's SVG, in which it has escaped every text itself."""
     return _of_ours(chart.svg)
+
+
+def _marked(text: str) -> Markup:
+    """A text with `code` in it, escaped."""
+    return _of_ours(CODE.sub(r"<code>\1</code>", str(escape(text))))
 
 
 def _of_ours(text: str) -> Markup:
