@@ -47,7 +47,9 @@ def main() -> None:
         params["data"] |= {"pairs": "rows.jsonl", "max_bad_share": 0.01, "max_prompts": None}
         params["data"] |= {"demonstrations": "data/from-pairs", "prompts": "data/from-pairs"}
         yaml.dump(params, folder / "params.yaml")
-        shutil.copy2(ROOT / "dvc.yaml", folder)
+        (folder / "alternatives").mkdir()
+        for file in ("dvc.yaml", "alternatives/dvc.yaml"):  # a stage reads both to know what its inputs are
+            shutil.copy2(ROOT / file, folder / file)
         started = time.monotonic()
         subprocess.run(
             [sys.executable, "-m", "stages.prepare"],
