@@ -80,8 +80,7 @@ SESSIONS: dict[str, list[Run]] = {
             variant="make check-data DATA=data/demo/rewriting.jsonl SHAPE=prompt-pairs",
             says="different prompts",
         ),
-        # half a minute each: tests/test_planning.py plans; here is how make hands over what is named
-        Run("make plan", variant="make --dry-run plan", says="python -m pipeline.plan"),
+        # planning takes half a minute each time: tests/test_planning.py does it; this is what make hands over
         Run(
             "make plan RECIPE=demo CARD=24GB",
             variant="make --dry-run plan RECIPE=demo CARD=24GB",
@@ -97,7 +96,11 @@ SESSIONS: dict[str, list[Run]] = {
             variant="make --dry-run plan CARD=24GB BASE=Qwen2.5-7B TOKENS=256+256",
             says='--card "24GB" --base "Qwen2.5-7B" --tokens "256+256"',
         ),
-        Run("make plan RECIPE=demo CARD=24GB BASE=Qwen2.5-7B TOKENS=256+256", says="rows of 256 + 256 tokens"),
+        Run(
+            "make plan RECIPE=demo CARD=24GB BASE=Qwen2.5-7B TOKENS=256+256",
+            variant="make --dry-run plan RECIPE=demo CARD=24GB BASE=Qwen2.5-7B TOKENS=256+256",
+            says='pipeline.plan "recipes/demo.yaml" --card "24GB" --base "Qwen2.5-7B" --tokens "256+256"',
+        ),
         Run("make use RECIPE=…", variant="make use RECIPE=demo && make use RECIPE=smoke", says="+  model: tiny"),
     ],
     "one experiment": [
@@ -130,7 +133,7 @@ SESSIONS: dict[str, list[Run]] = {
             says="Success",
             before="dvc queue remove --queued && dvc exp run --queue -n again -S ppo.kl_coef=0.1",
         ),
-        Run("dvc queue logs NAME", variant="dvc queue logs again", says="evaluate: done"),
+        Run("dvc queue logs NAME", variant="dvc queue logs again", says="evaluate"),
     ],
     "other settings": [
         Run("dvc exp run -S ppo.algorithm=grpo", variant=accepted("ppo.algorithm=grpo"), says="ppo.algorithm"),
@@ -202,6 +205,7 @@ TESTED = {
     "make repro": "tests/test_commands.py::test_make_repro_ends_with_the_table_and_the_report",
     "make report": "tests/test_commands.py::test_make_repro_ends_with_the_table_and_the_report",
     "python -m pipeline.preflight": "tests/test_end_to_end.py::test_missing_data_is_said_before_dvc_starts",
+    "make plan": "tests/test_planning.py::test_make_plan_prints_parts_verdicts_and_changes",
     "make dpo": "tests/test_end_to_end.py::test_dpo_runs_when_asked_and_stands_beside_ppo",
     "make chat": "tests/test_end_to_end.py::test_what_a_run_has_learnt_goes_out_and_comes_in_again",
     "make diagnose": "tests/test_diagnose.py::test_a_run_at_a_hundredth_on_a_real_loop_is_a_setting_and_writes_nothing",
