@@ -8,8 +8,10 @@ from pathlib import Path
 
 import pytest
 from command_table import NOT_RUN, SESSIONS, TESTED, Run
-from commands import commands_of, documented
+from commands import COMMENT, commands_of, documented, stretches
 from conftest import ROOT
+from mlflow.exceptions import MlflowException
+from mlflow.tracking import MlflowClient
 from test_end_to_end import ENVIRONMENT, clone_to
 
 PERSON = {f"GIT_{who}_{what}": "t@t" for who in ("AUTHOR", "COMMITTER") for what in ("NAME", "EMAIL")}
@@ -123,3 +125,15 @@ def test_commands_do_what_the_documentation_says(made: tuple[Path, str], session
     for run in session:
         printed = in_order(shell(folder, run.line, run.before), run.line)
         assert run.says in printed, f"{run.line}\n{printed}"
+
+
+def test_mlflow_understands_the_filters_of_the_documentation(made: tuple[Path, str]) -> None:
+    folder, _ = made
+    page = (ROOT / "docs/compare.md").read_text(encoding="utf-8")
+    (block,) = (text for kind, text in stretches(page) if kind == "indented" and text.lstrip().startswith("tags."))
+    client = MlflowClient(f"sqlite:///{folder}/mlflow.db")
+    experiment = client.get_experiment_by_name("solo-rlhf").experiment_id
+    for line in block.splitlines():
+        client.search_runs([experiment], COMMENT.sub("", line).strip())  # what it does not understand it refuses
+    with pytest.raises(MlflowException):
+        client.search_runs([experiment], "tags.health ~ 'kl-spike'")
