@@ -44,7 +44,6 @@ SESSIONS: dict[str, list[Run]] = {
         Run("make test", says="passed", before="export PYTEST_ADDOPTS=tests/test_examples.py"),
         Run("make lint", says="All checks passed!"),
         Run("make docs"),
-        Run("dvc config core.analytics false"),
         Run(
             "grep -rn OWNER/NAME#NUMBER tests", variant="grep -rn 'iterative/dvc#1214' tests", says="test_end_to_end.py"
         ),
