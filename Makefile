@@ -80,7 +80,7 @@ export: setup
 chat: setup
 	@python -m pipeline.chat
 
-# ours against TRL in one run, about 40 minutes on two quiet cores; the tables go into docs/performance.md
+# ours against TRL in one run, half an hour on two quiet cores; the tables go into docs/performance.md
 bench: setup
 	@python -m benchmarks.bench
 	@python -m benchmarks.render

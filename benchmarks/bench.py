@@ -1,6 +1,6 @@
 """Ours against the peer, side by side: `make bench`, or
 
-    python -m benchmarks.bench                     # everything, about 40 minutes on two cores, alone on the machine
+    python -m benchmarks.bench                     # everything, half an hour on two cores, alone on the machine
     python -m benchmarks.bench --only rollout      # one part; also ppo, sft, steps, growth, rates
     python -m benchmarks.bench --quick             # one repetition: does it run?
 

@@ -241,7 +241,7 @@ NOT_RUN = [
     NotRun("make screenshots", "a browser, and a package from a registry", "make --dry-run screenshots"),
     NotRun("apt install chromium", "root and network"),
     NotRun(
-        "make bench", "40 minutes, alone on the machine", "make --dry-run bench && python -m benchmarks.bench --help"
+        "make bench", "half an hour, alone on the machine", "make --dry-run bench && python -m benchmarks.bench --help"
     ),
     NotRun("python -m benchmarks.memory", "tens of minutes", IMPORTED),
     NotRun("python -m benchmarks.update", "minutes, alone on the machine", IMPORTED),
