@@ -31,10 +31,11 @@ class Run:
 SOUND = "python -c 'from pipeline.params.check import check_params; check_params()'"
 
 
-def accepted(change: str) -> str:
-    """A variant that trains nothing: the experiment as far as a stage that it does not concern, and whether what it has put into
-    params.yaml is sound."""
-    return f"dvc exp run -S {change} prepare && {SOUND} && dvc params diff HEAD && git checkout -q params.yaml"
+def experiment(change: str, says: str, target: str = "") -> Run:
+    """`dvc exp run -S` with a variant that trains nothing: as far as a stage that the change does not concern, and whether what it has put
+    into params.yaml is sound."""
+    tried = f"dvc exp run -S {change} prepare && {SOUND} && dvc params diff HEAD && git checkout -q params.yaml"
+    return Run(f"dvc exp run -S {change} {target}".rstrip(), says=says, variant=tried)
 
 
 SESSIONS: dict[str, list[Run]] = {
@@ -135,32 +136,12 @@ SESSIONS: dict[str, list[Run]] = {
         Run("dvc queue logs NAME", variant="dvc queue logs again", says="evaluate"),
     ],
     "other settings": [
-        Run("dvc exp run -S ppo.algorithm=grpo", variant=accepted("ppo.algorithm=grpo"), says="ppo.algorithm"),
-        Run(
-            "dvc exp run -S warmup.clip=0.9 alternatives/dvc.yaml:warmup",
-            variant=accepted("warmup.clip=0.9"),
-            says="warmup.clip",
-        ),
-        Run(
-            "dvc exp run -S warmup.epochs=1 alternatives/dvc.yaml:warmup",
-            variant=accepted("warmup.epochs=1"),
-            says="warmup.epochs",
-        ),
-        Run(
-            "dvc exp run -S warmup.gamma=1.0 alternatives/dvc.yaml:warmup",
-            variant=accepted("warmup.gamma=1.0"),
-            says="warmup.gamma",
-        ),
-        Run(
-            "dvc exp run -S dpo.beta=0.3 alternatives/dvc.yaml:evaluate_dpo",
-            variant=accepted("dpo.beta=0.3"),
-            says="dpo.beta",
-        ),
-        Run(
-            "dvc exp run -S ppo.reward.0.weight=0.5",
-            variant=accepted("ppo.reward.0.weight=0.5"),
-            says="ppo.reward",
-        ),
+        experiment("ppo.algorithm=grpo", "ppo.algorithm"),
+        experiment("warmup.clip=0.9", "warmup.clip", "alternatives/dvc.yaml:warmup"),
+        experiment("warmup.epochs=1", "warmup.epochs", "alternatives/dvc.yaml:warmup"),
+        experiment("warmup.gamma=1.0", "warmup.gamma", "alternatives/dvc.yaml:warmup"),
+        experiment("dpo.beta=0.3", "dpo.beta", "alternatives/dvc.yaml:evaluate_dpo"),
+        experiment("ppo.reward.0.weight=0.5", "ppo.reward"),
         Run("dvc repro --all-pipelines", says="Running stage 'alternatives/dvc.yaml:evaluate_dpo'"),
         Run("dvc repro alternatives/dvc.yaml:dpo", says="up to date"),
         Run("make warmup", says="plots/warmup.png"),
