@@ -121,7 +121,10 @@ def test_commands_do_what_the_documentation_says(made: tuple[Path, str], session
         if shell(folder, f"command -v {program}").returncode:
             pytest.skip(f"{program} is not on this machine")
     # whatever another session has left
-    in_order(shell(folder, "git reset -q --hard && git clean -qfd && dvc checkout -q --force --allow-missing"), "dvc checkout")
+    in_order(
+        shell(folder, "git reset -q --hard && git clean -qfd && dvc checkout -q --force --allow-missing"),
+        "dvc checkout",
+    )
     for run in session:
         printed = in_order(shell(folder, run.line, run.before), run.line)
         assert run.says in printed, f"{run.line}\n{printed}"
