@@ -69,6 +69,7 @@ class Told:
         self._lengths_B = self._lengths_B[order_B]
         return order_B
 
+    @torch.inference_mode()  # as the lean decoder makes them
     def _told(self, logits_BV: Tensor) -> Tensor:
         self._tokens += 1
         logits_BV[:, STOP] = torch.where(self._lengths_B == self._tokens, 1e4, -torch.inf)

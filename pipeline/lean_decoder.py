@@ -2,23 +2,23 @@
 
 A decode step of one token is short, so what surrounds its matrix products counts: transformers' forward builds masks,
 grows its cache by copying it, and repeats keys for every query head. Here q, k, v and gate, up are one product each, a new
-token is written into its column, and the heads that share a key are rows of one product. The model's own modules do norms,
-rotation and activation. tests/test_lean_decoder.py holds it against transformers' forward.
+token is written into its column, the heads that share a key are rows of one product, and what can be done in place is.
+tests/test_sampling.py holds it against transformers' forward: in bfloat16 on CPU it has the same bits.
 
-Axes: B rows, U different prompts, T tokens, C columns of the cache, S those in use, N rows x key heads, G query heads to a
-key head, D head size, H hidden, V vocabulary.
+Axes: B rows, U different prompts, P prompt columns, T tokens, C columns of the cache, A heads of queries, keys and values,
+G query heads to a key head, D head size, H hidden, V vocabulary; N tokens of all rows, and inside attention rows x key heads.
 """
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import partial
 
 import torch
-from torch import Tensor
+import torch.nn.functional as F
+from torch import Tensor, nn
 from transformers import PreTrainedModel
 from transformers.masking_utils import create_causal_mask
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
-from transformers.models.llama.modeling_llama import eager_attention_forward, rotate_half
+from transformers.models.llama.modeling_llama import eager_attention_forward
 
 from pipeline.backbone import Backbone, positions
 from pipeline.blocks import SAME_BLOCK
@@ -26,7 +26,10 @@ from pipeline.cuda_graphs import TensorFunction
 from pipeline.sampling_linears import Product, SamplingLinears
 
 Attend = Callable[[Tensor, Tensor, Tensor], Tensor]
-"""Queries, keys and values of new tokens, [B, heads, T, D] -> [B, T, heads x D]."""
+"""Queries, keys and values of new tokens, [N, heads, D] each -> [N, heads x D]."""
+
+Rotation = tuple[Tensor, Tensor]
+"""Cosines, and sines with the sign of `rotate_half`; [N, 1, D] each."""
 
 Record = Callable[..., TensorFunction]
 """A function and its arguments -> the same function, faster; see `pipeline.cuda_graphs.recorded`."""
@@ -43,12 +46,12 @@ def is_lean(causal: PreTrainedModel, columns: int) -> bool:
 class Block:
     """One layer's modules, and its linears as products."""
 
-    attention_norm: Product
+    attention_norm: nn.Module
     qkv: Product
     out: Product
-    mlp_norm: Product
+    mlp_norm: nn.Module
     gate_up: Product
-    act: Product
+    act: nn.Module
     down: Product
 
 
@@ -82,24 +85,37 @@ class LeanModel:
             for layer in decoder.layers
         ]
 
-    def rotation(self, positions_BT: Tensor) -> tuple[Tensor, Tensor]:
-        """Cosines and sines of the positions; [B, T, D] each."""
-        return self.rotary(torch.empty(0, dtype=self.dtype, device=self.device), position_ids=positions_BT)
+    def rotation(self, positions_BT: Tensor) -> Rotation:
+        """Of the tokens at these positions, row after row."""
+        cos_BTD, sin_BTD = self.rotary(torch.empty(0, dtype=self.dtype, device=self.device), position_ids=positions_BT)
+        cos_N1D, sin_N1D = cos_BTD.flatten(0, 1)[:, None], sin_BTD.flatten(0, 1)[:, None]
+        first, second = sin_N1D.chunk(2, dim=-1)
+        return cos_N1D, torch.cat([-first, second], dim=-1)
 
-    def logits(self, x_BTH: Tensor, cos_BTD: Tensor, sin_BTD: Tensor, attends: list[Attend]) -> Tensor:
-        """Embedded tokens -> logits of the token after the last one; float32, [B, V]."""
+    def run(self, x_NH: Tensor, rotation: Rotation, attends: list[Attend]) -> Tensor:
+        """Embedded tokens become their hidden states, before the final norm, in place; [N, H]."""
         for block, attend in zip(self.blocks, attends, strict=True):
-            x_BTH = self._block(block, x_BTH, cos_BTD[:, None], sin_BTD[:, None], attend)
-        return self.head(self.norm(x_BTH[:, -1].contiguous())).float()
+            heads_NAD = block.qkv(self._normed(block.attention_norm, x_NH)).view(len(x_NH), -1, self.head_size)
+            x_NH += block.out(attend(*self._rotated(heads_NAD, *rotation)))
+            gate, up = block.gate_up(self._normed(block.mlp_norm, x_NH)).chunk(2, dim=-1)
+            x_NH += block.down(block.act(gate).mul_(up))
+        return x_NH
 
-    def _block(self, block: Block, x_BTH: Tensor, cos_B1TD: Tensor, sin_B1TD: Tensor, attend: Attend) -> Tensor:
-        query_heads = self.key_heads * self.groups
-        qkv = block.qkv(block.attention_norm(x_BTH)).unflatten(-1, (-1, self.head_size)).transpose(1, 2)
-        qk, v = qkv.split([query_heads + self.key_heads, self.key_heads], dim=1)
-        q, k = (qk * cos_B1TD + rotate_half(qk) * sin_B1TD).split([query_heads, self.key_heads], dim=1)
-        x_BTH = x_BTH + block.out(attend(q, k, v))
-        gate, up = block.gate_up(block.mlp_norm(x_BTH)).chunk(2, dim=-1)
-        return x_BTH + block.down(block.act(gate) * up)
+    def logits(self, x_BH: Tensor) -> Tensor:
+        """Of the tokens that follow these hidden states; float32, [B, V]."""
+        return self.head(self._normed(self.norm, x_BH)).float()
+
+    @staticmethod
+    def _normed(norm: nn.Module, x_NH: Tensor) -> Tensor:
+        """What the module computes, by fewer calls."""
+        return norm.weight * F.rms_norm(x_NH, x_NH.shape[-1:], eps=norm.variance_epsilon)
+
+    def _rotated(self, heads_NAD: Tensor, cos_N1D: Tensor, sin_N1D: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """Queries, keys and values, [N, heads, D] each: x * cos + rotate_half(x) * sin, whose sign lies in the sine."""
+        qk, v = heads_NAD[:, : -self.key_heads], heads_NAD[:, -self.key_heads :]
+        first, second = qk.chunk(2, dim=-1)
+        qk = (qk * cos_N1D).add_(torch.cat([second, first], dim=-1).mul_(sin_N1D))
+        return qk[:, : -self.key_heads], qk[:, -self.key_heads :], v
 
 
 class LeanDecoder:
@@ -112,9 +128,10 @@ class LeanDecoder:
         """
         self._model = model
         heads, size, dtype, device = model.key_heads, model.head_size, model.dtype, model.device
-        # keys lie transposed: the product with a query then reads them as they lie
-        self._keys = [torch.zeros(rows, heads, size, columns, dtype=dtype, device=device) for _ in model.blocks]
-        self._values = [torch.zeros(rows, heads, columns, size, dtype=dtype, device=device) for _ in model.blocks]
+        self._keys, self._values = (
+            [torch.zeros(rows, heads, columns, size, dtype=dtype, device=device) for _ in model.blocks]
+            for _ in range(2)
+        )
         self._bias_BC = torch.full((rows, columns), -torch.inf, dtype=dtype, device=device)
         self._positions_B = torch.zeros(rows, dtype=torch.long, device=device)
         self._tokens_B = torch.zeros(rows, dtype=torch.long, device=device)
@@ -131,21 +148,24 @@ class LeanDecoder:
         bias = create_causal_mask(model.config, x_UPH, mask_UP.long(), cache=None, position_ids=positions_UP)
 
         def attend(layer: int) -> Attend:
-            def with_itself(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-                self._keys[layer][..., :width] = k.transpose(2, 3)[of_B]
+            def with_itself(*heads: Tensor) -> Tensor:
+                q, k, v = (x.unflatten(0, tokens_UP.shape).transpose(1, 2) for x in heads)
+                self._keys[layer][:, :, :width] = k[of_B]
                 self._values[layer][:, :, :width] = v[of_B]
-                return model.attention(model.attention_modules[layer], q, k, v, bias, scaling=model.scaling)[0].flatten(
-                    2
-                )
+                attended = model.attention(model.attention_modules[layer], q, k, v, bias, scaling=model.scaling)[0]
+                return attended.flatten(0, 1).flatten(1)
 
             return with_itself
 
         attends = [attend(layer) for layer in range(len(model.blocks))]
-        logits_UV = model.logits(x_UPH, *model.rotation(positions_UP), attends)
+        model.run(x_UPH.flatten(0, 1), model.rotation(positions_UP), attends)
+        logits_UV = model.logits(x_UPH[:, -1].contiguous())
         self._bias_BC[:, :width].masked_fill_(mask_UP[of_B], 0)
         self._positions_B.copy_(mask_UP.sum(1)[of_B])
         return logits_UV[of_B]
 
+    @torch.inference_mode()
+    @torch.inference_mode()
     def step(self, tokens_B: Tensor) -> Tensor:
         """As in `pipeline.sampler.Decoder`."""
         rows = len(tokens_B)
@@ -154,12 +174,12 @@ class LeanDecoder:
         column_1 = torch.tensor([self._used], device=tokens_B.device)
         self._used += 1
         if self._record is None:
-            logits_BV = self._one_token(self._used, *self._inputs(rows), column_1)
+            logits_BV = self._one_token(*self._inputs(rows), column_1)
         else:  # rows that have left are computed as well; what they give is not looked at
             size = min(size for size in halves(len(self._tokens_B)) if size >= rows)
             inputs = (*self._inputs(size), column_1)
             if size not in self._graphs:
-                self._graphs[size] = self._record(partial(self._one_token, self._bias_BC.shape[1]), *inputs)
+                self._graphs[size] = self._record(self._one_token, *inputs)
             logits_BV = self._graphs[size](*inputs)[:rows]
         self._positions_B += 1
         return logits_BV
@@ -173,8 +193,8 @@ class LeanDecoder:
         movers = [row for row in range(count, len(going)) if going[row]]
         order[holes] = torch.tensor(movers, dtype=torch.long)
         for keys, values in zip(self._keys, self._values, strict=True):
-            keys[holes, :, :, : self._used] = keys[movers, :, :, : self._used]
-            values[holes, :, : self._used] = values[movers, :, : self._used]
+            for cache in (keys, values):
+                cache[holes, :, : self._used] = cache[movers, :, : self._used]
         for per_row in (self._bias_BC, self._positions_B):
             per_row[holes] = per_row[movers]
         return order.to(going_B.device)
@@ -182,26 +202,29 @@ class LeanDecoder:
     def _inputs(self, rows: int) -> tuple[Tensor, Tensor, Tensor]:
         return self._tokens_B[:rows], *self._model.rotation(self._positions_B[:rows, None])
 
-    def _one_token(self, width: int, tokens_B: Tensor, cos_B1D: Tensor, sin_B1D: Tensor, column_1: Tensor) -> Tensor:
-        """The tokens join the cache at the column; `width` columns are looked at, those not in use through a bias of -inf."""
-        model, rows = self._model, len(tokens_B)
-        bias_N1S = self._bias_BC[:rows, None, None, :width].expand(-1, model.key_heads, -1, -1).flatten(0, 1)
+    def _one_token(self, tokens_B: Tensor, cos_B1D: Tensor, sin_B1D: Tensor, column_1: Tensor) -> Tensor:
+        """The tokens join the cache at the column.
 
-        def attend(keys: Tensor, values: Tensor) -> Attend:
-            keys_NDC, values_NCD = keys[:rows].flatten(0, 1), values[:rows].flatten(0, 1)
+        Products read the whole cache, whose free columns have a bias of -inf: a part of it would be copied for each of them.
+        """
+        model, rows = self._model, len(tokens_B)
+        bias_N1C = self._bias_BC[:rows, None, None].expand(-1, model.key_heads, -1, -1).flatten(0, 1)
+
+        def attend(keys_BKCD: Tensor, values_BKCD: Tensor) -> Attend:
+            keys_NDC, values_NCD = keys_BKCD.flatten(0, 1).mT, values_BKCD.flatten(0, 1)
 
             def with_cache(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-                keys_NDC.index_copy_(2, column_1, k.reshape(-1, model.head_size, 1))
-                values_NCD.index_copy_(1, column_1, v.reshape(-1, 1, model.head_size))
-                q_NGD = q.reshape(-1, model.groups, model.head_size)
-                scores_NGS = (q_NGD @ keys_NDC[..., :width]) * model.scaling + bias_N1S
-                weights_NGS = scores_NGS.softmax(-1, dtype=torch.float32).to(q.dtype)
-                return (weights_NGS @ values_NCD[:, :width]).view(rows, 1, -1)
+                keys_BKCD.index_copy_(2, column_1, k[:, :, None])
+                values_BKCD.index_copy_(2, column_1, v[:, :, None])
+                scores_NGC = torch.bmm(q.reshape(-1, model.groups, model.head_size), keys_NDC)
+                scores_NGC.mul_(model.scaling).add_(bias_N1C)
+                weights_NGC = scores_NGC.softmax(-1, dtype=torch.float32).to(q.dtype)
+                return torch.bmm(weights_NGC, values_NCD).view(rows, -1)
 
             return with_cache
 
-        attends = [attend(keys, values) for keys, values in zip(self._keys, self._values, strict=True)]
-        return model.logits(model.embed(tokens_B[:, None]), cos_B1D, sin_B1D, attends)
+        attends = [attend(keys[:rows], values[:rows]) for keys, values in zip(self._keys, self._values, strict=True)]
+        return model.logits(model.run(model.embed(tokens_B), (cos_B1D, sin_B1D), attends))
 
 
 def halves(rows: int) -> list[int]:

@@ -1,7 +1,7 @@
 """The linears of a model while it samples: nothing trains, so each takes the form that decodes fastest.
 
 On CPU in bfloat16 oneDNN multiplies by a weight that it packed before in about half to two thirds of the time, with the
-same bits. An adapter can be merged into the weight: its two small products are then paid once per rollout and not once
+same bits; the adapter's A is packed below the weight, so that one product does for both. An adapter can be merged into the weight: its two small products are then paid once per rollout and not once
 per token. The base's own weights are never overwritten: what is merged is a copy, or lies in the base cache, which is
 made anew from the 4-bit weights after.
 
@@ -51,7 +51,7 @@ class SamplingLinears:
         if not linears.adapters:
             return self._unadapted(linears)
         if not self._merge:
-            return self._with_adapter(self._unadapted(linears), *linears.stacked(self._dtype))
+            return self._with_adapter(linears)
         if self._pack or (self._room and not all(map(_is_cached, linears.bases))):
             return self._held(torch.cat(list(map(_merged, layers))), linears.bias_O)
         return _joined([self._merged_where_it_lies(layer) for layer in layers])
@@ -67,22 +67,29 @@ class SamplingLinears:
             layer.cached_weight_OI.copy_(layer.dequantized())
             self._overwritten.pop()
 
+    def _with_adapter(self, linears: SideBySide) -> Product:
+        a_RI, b_OR = linears.stacked(self._dtype)
+        outputs, b_RO = len(b_OR), b_OR.T
+
+        def add(result: Tensor, low: Tensor) -> Tensor:
+            """Rounded as in training."""
+            result.view(-1, outputs).addmm_(low.view(-1, len(b_RO)), b_RO)
+            return result
+
+        if self._can_pack(linears):  # one product gives the outputs and the low-rank image
+            both = self._held(torch.cat([linears.weight_OI, a_RI]), _padded(linears.bias_O, len(a_RI)))
+            return lambda x: add(*both(x).split([outputs, len(b_RO)], dim=-1))
+        base = self._unadapted(linears)
+        return lambda x: add(base(x), F.linear(x, a_RI))
+
     def _unadapted(self, linears: SideBySide) -> Product:
-        if self._pack and all(map(is_kept, linears.bases)):
+        if self._can_pack(linears):
             return self._held(linears.weight_OI, linears.bias_O)
         self.fresh |= any(isinstance(base, FrozenLinear4bit) and not _is_cached(base) for base in linears.bases)
         return linears.product
 
-    def _with_adapter(self, base: Product, a_RI: Tensor, b_OR: Tensor) -> Product:
-        add = self._adding(b_OR)
-        return lambda x: add(base(x), F.linear(x, a_RI))
-
-    def _adding(self, b_OR: Tensor) -> Callable[[Tensor, Tensor], Tensor]:
-        """result, low -> result + low @ B^T, rounded once."""
-        if not self._pack:
-            return lambda result, low: result.view(-1, len(b_OR)).addmm_(low.flatten(0, -2), b_OR.T).view(result.shape)
-        packed = torch.ops.mkldnn._reorder_linear_weight(b_OR, PACKED_FOR)
-        return lambda result, low: torch.ops.mkldnn._linear_pointwise(low, result, packed, None, "add")
+    def _can_pack(self, linears: SideBySide) -> bool:
+        return self._pack and all(map(is_kept, linears.bases))
 
     def _merged_where_it_lies(self, layer: nn.Module) -> Product:
         base, bias_O = base_of(layer), bias_of(base_of(layer))
@@ -98,7 +105,11 @@ class SamplingLinears:
         if not self._pack:
             return lambda x: F.linear(x, weight_OI, bias_O)
         packed = torch.ops.mkldnn._reorder_linear_weight(weight_OI, PACKED_FOR)
-        return lambda x: torch.ops.mkldnn._linear_pointwise(x, packed, bias_O, "none", [], "")
+        return lambda x: torch.ops.mkldnn._linear_pointwise.default(x, packed, bias_O, "none", [], "")
+
+
+def _padded(bias_O: Tensor | None, ranks: int) -> Tensor | None:
+    return None if bias_O is None else F.pad(bias_O, (0, ranks))
 
 
 def merged_weight(weight_OI: Tensor, layer: LoraLayer, adapter: str) -> Tensor:
