@@ -2,6 +2,7 @@
 
 import re
 from dataclasses import dataclass, fields, replace
+from functools import cached_property
 from pathlib import Path
 from typing import Any, Self
 
@@ -18,6 +19,7 @@ from pipeline.params.reward import RewardParams
 from pipeline.params.runtime import RuntimeParams
 from pipeline.params.section import PARAMS_FILE, load_section
 from pipeline.params.sft import SFTParams
+from pipeline.planning.bases import whole_model_size
 from pipeline.quantization import free_memory
 
 GIB = 2**30
@@ -50,6 +52,14 @@ class Settings:
             ParameterError: the file or one of its sections is at fault.
         """
         return cls(**{field.name: load_section(field.name, field.type, path) for field in fields(cls)})
+
+    @cached_property
+    def own_models(self) -> dict[str, int]:
+        """Whole reward models and judges of the person's own, in bytes. Their passes are taken to be as large as the base's."""
+        dtype = getattr(torch, self.base.dtype)
+        specs = {"reward": self.reward.from_, "judge": self.judge.from_}
+        sizes = {name: whole_model_size(spec, dtype) for name, spec in specs.items() if spec is not None}
+        return {name: size for name, size in sizes.items() if size}
 
     def with_(self, section: str, **changes: Any) -> Self:
         """With other values in one section."""

@@ -12,7 +12,6 @@ from pipeline.algorithms import algorithm_of
 from pipeline.batch import Experience
 from pipeline.heads import ScalarHead
 from pipeline.loading import attention_of
-from pipeline.planning.bases import whole_model_size
 from pipeline.planning.live import META, size_of
 from pipeline.planning.passes import (
     Rows,
@@ -122,7 +121,7 @@ def plan_stage(stage: str, settings: Settings, config: PretrainedConfig, machine
     others = [
         *(
             Part(f"{name} model of your own", size, settings.base.dtype)
-            for name, size in own_models(settings).items()
+            for name, size in settings.own_models.items()
             if name in cast.scorers
         ),
         Part("base cache", frozen["cache"] if cache else 0, "dequantised weights"),
@@ -175,18 +174,9 @@ def cast_of(stage: str, settings: Settings) -> Cast:
     }[stage]
 
 
-def own_models(settings: Settings) -> Sizes:
-    """Whole reward models and judges of the person's own, in bytes. Their passes are taken to be as large as the base's."""
-    dtype = getattr(torch, settings.base.dtype)
-    specs = {"reward": settings.reward.from_, "judge": settings.judge.from_}
-    sizes = {name: whole_model_size(spec, dtype) for name, spec in specs.items() if spec is not None}
-    return {name: size for name, size in sizes.items() if size}
-
-
 def _adapters(settings: Settings, scorers: tuple[str, ...], *others: str) -> tuple[str, ...]:
     """Scorers that are adapters, and then the others."""
-    whole = own_models(settings)
-    return (*(name for name in scorers if name not in whole), *others)
+    return (*(name for name in scorers if name not in settings.own_models), *others)
 
 
 def _sft(backbone: PlannedBackbone, settings: Settings) -> Sizes:
