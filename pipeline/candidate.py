@@ -44,7 +44,7 @@ def stand(stage: Stage, metrics: Mapping[str, Any], trained: str, temperature: f
     tracker = stage.tracker
     tracker.sum_up(PREFIX[trained], figures)
     tracker.set_tags({f"verdict.{trained}": mood(metrics, trained)}, on="parent")
-    tracker.describe(verdict(metrics, trained), on="parent")
+    tracker.describe_parent(trained, verdict(metrics, trained))
     folder = Path(f"artifacts/{trained}")
     scores = tuple(float(row["judge"]) for row in stage.curves if row["role"] == trained)
     court = digest(hash_path(Path("artifacts/judge")), hash_path(Path("prepared/heldout.jsonl")), temperature)

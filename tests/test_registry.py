@@ -133,11 +133,12 @@ def test_a_pipeline_run_has_headline_tags_and_a_description(tmp_path: Path) -> N
     tracker = begin(tmp_path, "evaluate")
     tracker.sum_up("summary", {"kl": 13.4})
     tracker.set_tags({"verdict.policy": "better"}, on="parent")
-    tracker.describe("The policy is better.", on="parent")
+    for part, text in (("policy", "Worse."), ("dpo", "DPO's policy is even."), ("policy", "The policy is better.")):
+        tracker.describe_parent(part, text)
     tracker.describe("Stage evaluate.")
     tracker.end("FINISHED")
     parent = parent_of(tmp_path, tracker)
     assert parent.data.metrics == {"summary.kl": 13.4}
     assert parent.data.tags["verdict.policy"] == "better"
-    assert parent.data.tags["mlflow.note.content"] == "The policy is better."
+    assert parent.data.tags["mlflow.note.content"] == "DPO's policy is even.\n\nThe policy is better."
     assert run_of(tmp_path, tracker).data.tags["mlflow.note.content"] == "Stage evaluate."

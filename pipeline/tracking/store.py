@@ -21,7 +21,7 @@ from filelock import FileLock
 from mlflow.entities import Metric, Param, Run, RunTag
 from mlflow.exceptions import MlflowException
 from mlflow.tracking import MlflowClient
-from mlflow.utils.mlflow_tags import MLFLOW_LOGGED_ARTIFACTS, MLFLOW_PARENT_RUN_ID
+from mlflow.utils.mlflow_tags import MLFLOW_LOGGED_ARTIFACTS, MLFLOW_PARENT_RUN_ID, MLFLOW_RUN_NOTE
 from mlflow.utils.validation import (
     MAX_ENTITY_KEY_LENGTH,
     MAX_METRICS_PER_BATCH,
@@ -43,6 +43,8 @@ os.environ.setdefault("MLFLOW_HTTP_REQUEST_MAX_RETRIES", "0")
 # At the end of a run MLflow prints the server's address, password and all.
 os.environ.setdefault("MLFLOW_SUPPRESS_PRINTING_URL_TO_STDOUT", "true")
 PIPELINE_KEY = "pipeline.key"
+DESCRIPTION = MLFLOW_RUN_NOTE  # the tag that MLflow's pages show at the head of a run
+PARAGRAPH = "about."  # and the part's name: the tag of one paragraph of a description
 RUN_KEY = "tracking.run"  # the name that the run has in the spool
 _name = partial(name_of, limit=MAX_ENTITY_KEY_LENGTH)
 SERVED = "mlflow-artifacts:/"  # artifacts are where the server that is asked for them keeps them, on whatever machine
@@ -129,6 +131,8 @@ class Store:
                         self.client.log_batch(run_id, metrics=part)
                 case "tags":
                     self._set_tags(run_id, first["tags"], folder)
+                case "paragraph":
+                    self._add_paragraph(run_id, first, folder)
                 case "params":
                     self._log_params(run_id, first["params"], folder)
                 case "file":
@@ -184,6 +188,13 @@ class Store:
         for name, value in tags.items():
             if len(value) > MAX_TAG_VAL_LENGTH:
                 self._put_text(run_id, f"tags/{_name(name)}.txt", value, folder)
+
+    def _add_paragraph(self, run_id: str, entry: Entry, folder: Path) -> None:
+        """The run's description is made of one paragraph of each part; a part said again replaces what it said before."""
+        mine = {f"{PARAGRAPH}{entry['part']}": entry["text"]}
+        known = self.client.get_run(run_id).data.tags | mine
+        paragraphs = [known[name] for name in sorted(known) if name.startswith(PARAGRAPH)]
+        self._set_tags(run_id, mine | {DESCRIPTION: "\n\n".join(paragraphs)}, folder)
 
     def _log_params(self, run_id: str, params: Mapping[str, str], folder: Path) -> None:
         """New ones. MLflow refuses another value for an old one: that becomes a tag (mlflow#7046)."""

@@ -15,10 +15,9 @@ from pipeline.tracking.destination import Destination
 from pipeline.tracking.registry import FOLDER
 from pipeline.tracking.spool import Spool, spools
 from pipeline.tracking.standing import Standing
-from pipeline.tracking.store import Store
+from pipeline.tracking.store import DESCRIPTION, Store
 
 STORE_LOCK = "store.lock"
-DESCRIPTION = "mlflow.note.content"  # the tag that MLflow's pages show as a run's description
 Logged = frozenset[tuple[str, str, int]]  # whose metric, its name, its step
 
 
@@ -68,9 +67,13 @@ class Tracker:
         """Tags of the stage's run, or of its parent."""
         self._write("tags", on=on, tags={name: str(value) for name, value in tags.items()})
 
-    def describe(self, text: str, on: str = "run") -> None:
-        """What MLflow's pages show at the head of the stage's run, or of its parent."""
-        self.set_tags({DESCRIPTION: text}, on)
+    def describe(self, text: str) -> None:
+        """What MLflow's pages show at the head of the stage's run."""
+        self.set_tags({DESCRIPTION: text})
+
+    def describe_parent(self, part: str, text: str) -> None:
+        """One paragraph of what they show at the head of the pipeline run; those of other parts stay beside it."""
+        self._write("paragraph", on="parent", part=part, text=text)
 
     def cost(self, stage: str, cost: Mapping[str, float]) -> None:
         """What the stage took, on its own run and, added up over the stages, on the parent."""
