@@ -117,7 +117,9 @@ audit:
 sync-tracking: setup
 	@python -m pipeline.sync_tracking
 
+# MLflow's pages; 1 is the first experiment beside MLflow's own (docs/compare.md)
 ui: setup
+	@echo "runs side by side: http://127.0.0.1:5000/#/experiments/1/runs?viewStateShareKey=compare"
 	mlflow ui --backend-store-uri sqlite:///mlflow.db --artifacts-destination mlruns --host 127.0.0.1 --port 5000
 
 # make use RECIPE=smoke puts a recipe into params.yaml and shows what changes

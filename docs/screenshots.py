@@ -16,6 +16,8 @@ from urllib.parse import quote
 from browser import DESKTOP, PHONE, browser_path, page_in, shown
 from mlflow.tracking import MlflowClient
 
+from pipeline.tracking.view import KEY
+
 REPORT = Path("reports/index.html")
 IMAGES = Path("docs/images")
 PATIENCE = 180  # seconds for MLflow's server to come up, and for one of its pages
@@ -67,7 +69,7 @@ def mlflow_pictures(address: str) -> None:
     experiment = max(experiments, key=lambda found: found.last_update_time).experiment_id
     runs = client.search_runs([experiment], order_by=["attributes.start_time DESC"])
     parents = [run.info.run_id for run in runs if "pipeline.key" in run.data.tags]
-    _picture(f"{address}/#/experiments/{experiment}/runs", "Created", "mlflow-runs")
+    _picture(f"{address}/#/experiments/{experiment}/runs?viewStateShareKey={KEY}", "Created", "mlflow-runs")
     _picture(f"{address}/#/experiments/{experiment}/runs/{parents[0]}", "Description", "mlflow-run")
     if len(parents) > 1:
         both = quote(json.dumps(parents[:2]))
@@ -82,7 +84,7 @@ def mlflow_pictures(address: str) -> None:
 
 def _picture(address: str, awaited: str, name: str) -> None:
     """A page of MLflow once a text is on it, its assistant's panel closed."""
-    with page_in((1500, 800), "light") as (page, _):
+    with page_in((1900, 700), "light") as (page, _):
         page.set_default_timeout(PATIENCE * 1000)
         page.goto(address)
         page.get_by_text(awaited).first.wait_for()

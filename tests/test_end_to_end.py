@@ -25,6 +25,7 @@ from transformers import AutoModelForCausalLM
 
 from pipeline.base_model import locate
 from pipeline.files import hash_path
+from pipeline.tracking.view import COMPARISON
 
 ENVIRONMENT = os.environ | {"PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}", "COLUMNS": "200"}
 # The reward model as a stage loads it, over the whole part sft.
@@ -204,6 +205,12 @@ def test_mlflow_has_what_runs_are_compared_by_and_the_policy_as_a_model_version(
     assert found["cost.seconds"] == pytest.approx(sum(found[f"cost.seconds.{stage}"] for stage in stages))
     assert found["cost.peak_memory_gb"] == max(found[f"cost.peak_memory_gb.{stage}"] for stage in stages)
     assert parent.data.tags["verdict.policy"] in ("better", "even", "worse")
+    name, view = COMPARISON  # the columns of the table that docs/compare.md names are there
+    assert client.get_experiment(experiment).tags[name] == view
+    known = [f"metrics.`{metric}`" for metric in found] + [f"tags.`{tag}`" for tag in parent.data.tags]
+    assert set(json.loads(view)["selectedColumns"]) <= set(known)
+    rows = client.search_runs([experiment], json.loads(view)["searchFilter"])
+    assert [row.info.run_id for row in rows] == [parent.info.run_id]
     assert parent.data.tags["mlflow.note.content"].endswith(" tokens.")
     (version,) = client.search_model_versions("name = 'solo-rlhf-policy'")
     assert str(client.get_registered_model("solo-rlhf-policy").aliases["candidate"]) == str(version.version)

@@ -37,6 +37,7 @@ from pipeline.tracking.destination import SQLITE
 from pipeline.tracking.runs import Refused, Runs, Unavailable
 from pipeline.tracking.shaping import first_line, name_of, parts, short
 from pipeline.tracking.spool import Entry
+from pipeline.tracking.view import COMPARISON
 
 # One request is tried once: whoever delivers tries again itself, and asks first what has arrived.
 os.environ.setdefault("MLFLOW_HTTP_REQUEST_MAX_RETRIES", "0")
@@ -171,7 +172,9 @@ class Store:
         if known is not None:
             return known.experiment_id
         # MLflow's own default beside a database is an absolute path of this machine, kept for ever (mlflow#6515)
-        return self.client.create_experiment(name, SERVED + _name(name) if self.files else None)
+        made = self.client.create_experiment(name, SERVED + _name(name) if self.files else None)
+        self.client.set_experiment_tag(made, *COMPARISON)
+        return made
 
     def _found(self, experiment: str, tag: str, value: str) -> Run | None:
         newest = ["attributes.start_time DESC"]
