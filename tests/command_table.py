@@ -201,7 +201,7 @@ TESTED = {
     "deploy/run.sh [STAGE ...]": "tests/test_remote.py::test_another_machine_takes_up_what_the_first_has_sent",
     "python -m benchmarks.algorithms": "tests/test_algorithms.py::test_each_algorithm_learns_what_can_be_learnt",
     "python -m benchmarks.gpu": "tests/test_gpu_benchmark.py::test_a_dry_run_writes_every_part",
-    "python -m benchmarks.rollout": "tests/test_sampling.py::test_the_benchmark_runs_all_ways",
+    "python -m benchmarks.rollout --repeats 3": "tests/test_sampling.py::test_the_benchmark_runs_all_ways",
 }
 
 
