@@ -16,7 +16,7 @@ from urllib.parse import quote
 from browser import DESKTOP, PHONE, browser_path, page_in, shown
 from mlflow.tracking import MlflowClient
 
-from pipeline.tracking.view import KEY
+from pipeline.tracking.view import KEY, PIPELINE_KEY
 
 REPORT = Path("reports/index.html")
 IMAGES = Path("docs/images")
@@ -68,7 +68,7 @@ def mlflow_pictures(address: str) -> None:
     experiments = [found for found in client.search_experiments() if found.name != "Default"]
     experiment = max(experiments, key=lambda found: found.last_update_time).experiment_id
     runs = client.search_runs([experiment], order_by=["attributes.start_time DESC"])
-    parents = [run.info.run_id for run in runs if "pipeline.key" in run.data.tags]
+    parents = [run.info.run_id for run in runs if PIPELINE_KEY in run.data.tags]
     _picture(f"{address}/#/experiments/{experiment}/runs?viewStateShareKey={KEY}", "Created", "mlflow-runs")
     _picture(f"{address}/#/experiments/{experiment}/runs/{parents[0]}", "Description", "mlflow-run")
     if len(parents) > 1:

@@ -22,6 +22,7 @@ from pipeline.tracking.runs import Unavailable
 from pipeline.tracking.spool import Delivered, Spool
 from pipeline.tracking.store import RUN_KEY, Store
 from pipeline.tracking.tracker import Tracker, start_run
+from pipeline.tracking.view import COMPARISON
 
 HASH_7000 = "bad0f0b22623cfba"  # printf 'x%.0s' {1..7000} | sha256sum | cut -c-16
 WRITER = """
@@ -96,6 +97,17 @@ def test_stages_of_one_pipeline_share_a_parent_whose_end_is_the_last_stages(fold
     assert parent_of(folder, second).info.run_id == parent_of(folder, first).info.run_id
     assert parent_of(folder, second).info.run_id != parent_of(folder, other).info.run_id
     assert parent_of(folder, first).info.run_name == "seed 1" and parent_of(folder, first).data.params == {"seed": "1"}
+
+
+def test_an_experiment_that_was_there_before_gets_the_table_of_pipeline_runs(tmp_path: Path) -> None:
+    """One that somebody else made, or whose maker died before it had its tag; what a person has changed there stays."""
+    name, view = COMPARISON
+    made = client(tmp_path).create_experiment("tests")
+    begin(tmp_path, "sft").end("FINISHED")
+    assert client(tmp_path).get_experiment(made).tags[name] == view
+    client(tmp_path).set_experiment_tag(made, name, "{}")
+    begin(tmp_path, "reward").end("FINISHED")
+    assert client(tmp_path).get_experiment(made).tags[name] == "{}"
 
 
 def test_metrics_arrive_per_step_and_non_finite_ones_are_left_out(folder: Path) -> None:

@@ -4,7 +4,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime
 
-from pipeline.tracking.store import PIPELINE_KEY, Store, answers
+from pipeline.tracking.store import Store, answers
+from pipeline.tracking.view import PIPELINE_KEY
 
 
 @dataclass(frozen=True)

@@ -37,13 +37,12 @@ from pipeline.tracking.destination import SQLITE
 from pipeline.tracking.runs import Refused, Runs, Unavailable
 from pipeline.tracking.shaping import first_line, name_of, parts, short
 from pipeline.tracking.spool import Entry
-from pipeline.tracking.view import COMPARISON
+from pipeline.tracking.view import COMPARISON, PIPELINE_KEY
 
 # One request is tried once: whoever delivers tries again itself, and asks first what has arrived.
 os.environ.setdefault("MLFLOW_HTTP_REQUEST_MAX_RETRIES", "0")
 # At the end of a run MLflow prints the server's address, password and all.
 os.environ.setdefault("MLFLOW_SUPPRESS_PRINTING_URL_TO_STDOUT", "true")
-PIPELINE_KEY = "pipeline.key"
 DESCRIPTION = MLFLOW_RUN_NOTE  # the tag that MLflow's pages show at the head of a run
 PARAGRAPH = "about."  # and the part's name: the tag of one paragraph of a description
 RUN_KEY = "tracking.run"  # the name that the run has in the spool
@@ -169,12 +168,12 @@ class Store:
 
     def _experiment(self, name: str) -> str:
         known = self.client.get_experiment_by_name(name)
-        if known is not None:
-            return known.experiment_id
         # MLflow's own default beside a database is an absolute path of this machine, kept for ever (mlflow#6515)
-        made = self.client.create_experiment(name, SERVED + _name(name) if self.files else None)
-        self.client.set_experiment_tag(made, *COMPARISON)
-        return made
+        place = SERVED + _name(name) if self.files else None
+        experiment = known.experiment_id if known else self.client.create_experiment(name, place)
+        if known is None or COMPARISON[0] not in known.tags:
+            self.client.set_experiment_tag(experiment, *COMPARISON)
+        return experiment
 
     def _found(self, experiment: str, tag: str, value: str) -> Run | None:
         newest = ["attributes.start_time DESC"]

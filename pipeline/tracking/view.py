@@ -6,6 +6,7 @@ its pages does not know it, they show their usual table.
 
 import json
 
+PIPELINE_KEY = "pipeline.key"  # the tag that pipeline runs have, and their stages' runs have not
 KEY = "compare"
 FIGURES = (
     *("summary.win_rate_judge", "summary.win_rate_judge_low", "summary.win_rate_judge_high"),
@@ -16,7 +17,7 @@ COMPARISON = (
     f"mlflow.sharedViewState.{KEY}",
     json.dumps(
         {
-            "searchFilter": "tags.`pipeline.key` LIKE '%'",
+            "searchFilter": f"tags.`{PIPELINE_KEY}` LIKE '%'",
             "selectedColumns": COLUMNS,
             "columnOrder": COLUMNS,
             # pixels: MLflow's own cut the names
