@@ -92,14 +92,13 @@ class LeanModel:
         first, second = sin_N1D.chunk(2, dim=-1)
         return cos_N1D, torch.cat([-first, second], dim=-1)
 
-    def run(self, x_NH: Tensor, rotation: Rotation, attends: list[Attend]) -> Tensor:
-        """Embedded tokens become their hidden states, before the final norm, in place; [N, H]."""
+    def run_(self, x_NH: Tensor, rotation: Rotation, attends: list[Attend]) -> None:
+        """Embedded tokens become their hidden states, before the final norm, in place."""
         for block, attend in zip(self.blocks, attends, strict=True):
             heads_NAD = block.qkv(self._normed(block.attention_norm, x_NH)).view(len(x_NH), -1, self.head_size)
             x_NH += block.out(attend(*self._rotated(heads_NAD, *rotation)))
             gate, up = block.gate_up(self._normed(block.mlp_norm, x_NH)).chunk(2, dim=-1)
             x_NH += block.down(block.act(gate).mul_(up))
-        return x_NH
 
     def logits(self, x_BH: Tensor) -> Tensor:
         """Of the tokens that follow these hidden states; float32, [B, V]."""
@@ -158,13 +157,12 @@ class LeanDecoder:
             return with_itself
 
         attends = [attend(layer) for layer in range(len(model.blocks))]
-        model.run(x_UPH.flatten(0, 1), model.rotation(positions_UP), attends)
+        model.run_(x_UPH.flatten(0, 1), model.rotation(positions_UP), attends)
         logits_UV = model.logits(x_UPH[:, -1].contiguous())
         self._bias_BC[:, :width].masked_fill_(mask_UP[of_B], 0)
         self._positions_B.copy_(mask_UP.sum(1)[of_B])
         return logits_UV[of_B]
 
-    @torch.inference_mode()
     @torch.inference_mode()
     def step(self, tokens_B: Tensor) -> Tensor:
         """As in `pipeline.sampler.Decoder`."""
@@ -224,7 +222,9 @@ class LeanDecoder:
             return with_cache
 
         attends = [attend(keys[:rows], values[:rows]) for keys, values in zip(self._keys, self._values, strict=True)]
-        return model.logits(model.run(model.embed(tokens_B), (cos_B1D, sin_B1D), attends))
+        x_BH = model.embed(tokens_B)
+        model.run_(x_BH, (cos_B1D, sin_B1D), attends)
+        return model.logits(x_BH)
 
 
 def halves(rows: int) -> list[int]:

@@ -1,9 +1,11 @@
 """The linears of a model while it samples: nothing trains, so each takes the form that decodes fastest.
 
 On CPU in bfloat16 oneDNN multiplies by a weight that it packed before in about half to two thirds of the time, with the
-same bits; the adapter's A is packed below the weight, so that one product does for both. An adapter can be merged into the weight: its two small products are then paid once per rollout and not once
-per token. The base's own weights are never overwritten: what is merged is a copy, or lies in the base cache, which is
-made anew from the 4-bit weights after.
+same bits; the adapter's A is packed below the weight, so that one product does for both.
+
+An adapter can be merged into the weight: its two small products are then paid once per rollout and not once per token.
+The base's own weights are never overwritten: what is merged is a copy, or lies in the base cache, which is made anew
+from the 4-bit weights after.
 
 Axes: O outputs, I inputs.
 """
