@@ -24,7 +24,7 @@ import pipeline  # noqa: F401  # isort: skip  (before torch: it says how its thr
 
 import torch
 
-from benchmarks.floor import Rates, Shape, beats, decoding
+from benchmarks.floor import beats, shape_of
 from benchmarks.large import SHAPES, large_base
 from benchmarks.ours.offline import reward_seconds, sft_seconds
 from benchmarks.ours.roles import PACKAGES, Roles, Stopwatch, asked, make_roles, sampling_of, train
@@ -35,6 +35,7 @@ from benchmarks.setting import GPU_RUNTIME, Setting, our_setting, rows_at_once
 from benchmarks.work import Work
 from pipeline.backbone import Backbone
 from pipeline.out_of_memory import reporting
+from pipeline.planning.work import Rates, decoding
 from pipeline.randomness import prepare_torch
 from pipeline.rollout import generate
 from pipeline.weights import hash_tensors
@@ -139,7 +140,7 @@ def measure_ppo(cache: str, bench: Bench) -> dict[str, Any]:
     }
     if bench.rates is None:
         return figures
-    shape = Shape.of(SHAPES[bench.shape], work.lora_r, 2.0 if cache == "on" else NF4_BYTES)
+    shape = shape_of(SHAPES[bench.shape], work.lora_r, 2.0 if cache == "on" else NF4_BYTES)
     least_update = beats(shape, bench.rates, work.rows, work.prompt, work.response, work.epochs).update
     least_decoding = decoding(shape, bench.rates, work.rows, work.prompt, work.response)
     # the floor over what was measured: 1 is the roofline

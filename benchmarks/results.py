@@ -5,10 +5,11 @@ from collections.abc import Callable, Iterable
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from benchmarks.floor import Rates, Shape, beats
+from benchmarks.floor import beats, shape_of
 from benchmarks.plan import FIXED, LONGEST, NF4, OURS, PEER_SETTINGS, SHORTEST, VARIED
 from benchmarks.probe import Figures
 from benchmarks.work import Work
+from pipeline.planning.work import Rates
 
 BEATS = ("iteration", "rollout", "evaluate", "update")
 EARLY, LATE = 5, 30  # iterations after which memory is compared
@@ -91,7 +92,7 @@ def summarize_rates(runs: Runs, work: Work, model_config: dict[str, Any]) -> Sum
     """What the machine can do, and the least time for the work."""
     ((answer,),) = runs.values()
     rates = Rates(answer["flops"], answer["bandwidth"])
-    least = beats(Shape.of(model_config, work.lora_r), rates, work.rows, work.prompt, work.response, work.epochs)
+    least = beats(shape_of(model_config, work.lora_r), rates, work.rows, work.prompt, work.response, work.epochs)
     return {**asdict(rates), "floor_seconds": {beat: getattr(least, beat) for beat in BEATS}}
 
 

@@ -12,7 +12,7 @@ from conftest import ROOT
 from worlds import PROMPTS, World
 
 from benchmarks import machine, results
-from benchmarks.floor import Beats, Rates, Shape, beats, decode_step
+from benchmarks.floor import Beats, beats, shape_of
 from benchmarks.ours import ppo as ours_ppo
 from benchmarks.ours import rollout as ours_rollout
 from benchmarks.ours import sft as ours_sft
@@ -26,6 +26,7 @@ from benchmarks.setting import our_setting, rows_at_once
 from benchmarks.work import Work, prompt_ids, spread_lengths
 from pipeline import online, rollout
 from pipeline.backbone import Backbone
+from pipeline.planning.work import Rates, Shape, decode_step
 from pipeline.roles import Policy
 from pipeline.rollout import Sampling, generate
 
@@ -43,7 +44,7 @@ SMOLLM2 = {
 
 def test_a_shape_from_a_configuration() -> None:
     """Per layer 2 x 576 x 576 + 2 x 576 x 192 + 3 x 576 x 1536 weights; an adapter has r x (in + out) per linear."""
-    shape = Shape.of(SMOLLM2, lora_r=16)
+    shape = shape_of(SMOLLM2, lora_r=16)
     assert shape.body == 30 * (663_552 + 221_184 + 2_654_208) == 106_168_320
     assert shape.head == 49152 * 576
     assert shape.lora == 30 * 16 * (2 * 1152 + 2 * 768 + 3 * 2112)
