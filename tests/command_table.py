@@ -60,6 +60,7 @@ SESSIONS: dict[str, list[Run]] = {
         Run("dvc exp show", says="workspace"),
         Run("dvc plots show", says="dvc_plots/index.html"),
         Run("make health", says="Looked at sft"),
+        Run("make doctor", says="Nothing is in the way"),
         Run("make sync-tracking", says="MLflow has everything"),
         Run("mlflow db upgrade sqlite:///mlflow.db"),
         Run(
@@ -186,6 +187,7 @@ TESTED = {
     "make report": "tests/test_commands.py::test_make_repro_ends_with_the_table_and_the_report",
     "python -m pipeline.preflight": "tests/test_end_to_end.py::test_missing_data_is_said_before_dvc_starts",
     "make plan": "tests/test_planning.py::test_make_plan_prints_parts_verdicts_and_changes",
+    "python -m tests.recipe_needs": "tests/test_recipes.py::test_the_page_says_what_is_computed",
     "make dpo": "tests/test_end_to_end.py::test_dpo_runs_when_asked_and_stands_beside_ppo",
     "make chat": "tests/test_end_to_end.py::test_what_a_run_has_learnt_goes_out_and_comes_in_again",
     "make diagnose": "tests/test_diagnose.py::test_a_run_at_a_hundredth_on_a_real_loop_is_a_setting_and_writes_nothing",

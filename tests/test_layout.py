@@ -12,7 +12,7 @@ from pipeline.params.check import SECTIONS
 # From the top down; a module may import its own layer and those below it.
 LAYERS = [
     ["stages"],
-    ["pipeline.diagnose", "pipeline.export.__main__", "pipeline.chat"],
+    ["pipeline.diagnose", "pipeline.doctor", "pipeline.export.__main__", "pipeline.chat"],
     ["pipeline.diagnosis"],
     ["pipeline.report"],
     [
