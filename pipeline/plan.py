@@ -1,16 +1,22 @@
-"""`make plan`: what each stage takes at its peak, part by part, whether that fits, and what can be changed. Loads no weight."""
+"""`make plan`: what each stage takes at its peak, part by part, whether that fits, and what can be changed; then room on the disk, and hours.
+
+Loads no weight.
+"""
 
 import argparse
 import re
 import sys
+from collections.abc import Iterable
 
 from rich import box
 from rich.table import Table
+from transformers import PretrainedConfig
 
 from pipeline.errors import ParameterError, UserError
 from pipeline.params.section import PARAMS_FILE
 from pipeline.planning.bases import configuration
 from pipeline.planning.fitting import changes, gib, verdict
+from pipeline.planning.needs import USED, cards_like, disk, hours, shape_of
 from pipeline.planning.settings import GIB, Machine, Settings, card, this_machine
 from pipeline.planning.stages import StagePlan, plan_stage
 from pipeline.progress import console
@@ -64,6 +70,40 @@ def show(settings: Settings, machine: Machine) -> None:
     }
     console.print("What a change of one runtime parameter gives; the result stays the same, but for rounding:")
     console.print(changes_table({"as it is": plans} | others))
+    show_needs(settings, machine, config, cached=any(part.name == "base cache" for part in ppo.parts))
+
+
+def show_needs(settings: Settings, machine: Machine, config: PretrainedConfig, cached: bool) -> None:
+    """Room on the disk; and hours, for cards whose rates are known."""
+    shape = shape_of(settings, config, cached)
+    room = disk(settings, shape, config.tie_word_embeddings)
+    console.print(
+        f"disk: {gb(room.base)} for the base, {gb(room.adapters)} for adapters with DVC's copy of them, {gb(room.checkpoints)} for checkpoints; "
+        f"make export adds {gb(room.export)}. Data, tables and .venv are not in it.",
+        markup=False,
+    )
+    cards = cards_like(machine)
+    if cards:
+        console.print(
+            f"Hours, predicted for rows of full length at {USED:.0%} of the rates of the card's data sheet (docs/memory.md):"
+        )
+        console.print(hours_table({name: hours(settings, shape, rates) for name, rates in cards.items()}))
+
+
+def hours_table(cards: dict[str, dict[str, float | None]]) -> Table:
+    """Cards down, stages across."""
+    table = _table("hours", next(iter(cards.values())))
+    table.add_column("all", justify="right")
+    for name, found in cards.items():
+        known = [value for value in found.values() if value is not None]
+        whole = f"{sum(known):.1f}" if len(known) == len(found) else "?"
+        table.add_row(name, *("?" if value is None else f"{value:.1f}" for value in found.values()), whole)
+    return table
+
+
+def gb(size: int) -> str:
+    """For people: as disks are sold."""
+    return f"{size / 1e9:.1f} GB"
 
 
 def parts_table(plans: dict[str, StagePlan], machine: Machine) -> Table:
@@ -89,7 +129,7 @@ def changes_table(plans: dict[str, dict[str, StagePlan]]) -> Table:
     return table
 
 
-def _table(title: str, columns: dict[str, StagePlan]) -> Table:
+def _table(title: str, columns: Iterable[str]) -> Table:
     table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
     table.add_column(title)
     for column in columns:

@@ -99,7 +99,7 @@ def plan_stage(stage: str, settings: Settings, config: PretrainedConfig, machine
     shape = BaseShape(
         config, settings.base, attention_of(runtime, machine.device), True, runtime.gradient_checkpointing
     )
-    frozen = _at_all_layers(config, lambda layers: frozen_sizes(build(shape, layers, ())))
+    frozen = at_all_layers(config, lambda layers: frozen_sizes(build(shape, layers, ())))
     left = machine.free - machine.overhead - frozen["quantised"] - frozen["unquantised"]
     cache = keeps_cache(runtime.base_cache, frozen["cache"], left)
     shape = BaseShape(shape.config, shape.params, shape.attention, cache, shape.checkpointing)
@@ -110,7 +110,7 @@ def plan_stage(stage: str, settings: Settings, config: PretrainedConfig, machine
             backbone.train(backbone.adapter)
         return {"adapter": size_of(backbone.adapter_parameters(backbone.adapter))} | cast.passes(backbone, settings)
 
-    passes = _at_all_layers(config, moving)
+    passes = at_all_layers(config, moving)
     adapter, head = passes.pop("adapter"), FLOAT32 * (config.hidden_size + 1)
     trained = (adapter if cast.trains else 0) + cast.trained_heads * head
     base = [
@@ -259,7 +259,8 @@ def _head(backbone: PlannedBackbone) -> ScalarHead:
         return ScalarHead(backbone.hidden_size, std=0.0)
 
 
-def _at_all_layers(config: PretrainedConfig, measure: Callable[[int], Sizes]) -> Sizes:
+def at_all_layers(config: PretrainedConfig, measure: Callable[[int], Sizes]) -> Sizes:
+    """What `measure` counts of a model with so many layers, for as many as the base has: each layer adds the same."""
     few, more = measure(FEW), measure(MORE)
     beyond = config.num_hidden_layers - FEW
     return {name: size + beyond * (more[name] - size) for name, size in few.items()}
