@@ -6,8 +6,8 @@ from itertools import islice
 
 from pipeline.algorithms import Algorithm
 from pipeline.batch import Experience
+from pipeline.data.enough import refuse_few_prompts
 from pipeline.data.examples import Prompt, prompt_batches
-from pipeline.errors import TrainingError
 from pipeline.evaluation import Score, evaluate, score_normalizer, summarize, summarize_critic
 from pipeline.kl_control import KLControl
 from pipeline.params.ppo import PPOParams
@@ -89,12 +89,7 @@ def prompts_in_turn(questions: list[Prompt], cfg: PPOParams, seed: int) -> Itera
     Raises:
         TrainingError: there are fewer than one iteration needs.
     """
-    if len(questions) < cfg.prompts_per_iteration:
-        grouped = f" in groups of {cfg.group_size}" if cfg.answers_per_prompt > 1 else ""
-        raise TrainingError(
-            f"ppo.rollout_size is {cfg.rollout_size}{grouped} but the part ppo has {len(questions)} prompts, fewer than "
-            f"one batch; lower ppo.rollout_size to at most {len(questions) * cfg.answers_per_prompt}, or raise data.split.ppo."
-        )
+    refuse_few_prompts(cfg, len(questions))
     return prompt_batches(questions, cfg.prompts_per_iteration, cfg.iterations, seed)
 
 

@@ -8,6 +8,7 @@ from tempfile import TemporaryFile
 
 from pipeline.base_model import fingerprint, public_name
 from pipeline.data.acceptance import refuse_conversations
+from pipeline.data.enough import refuse_few_prompts, refuse_without_pairs
 from pipeline.data.figures import Survey, check_equal_after_cut
 from pipeline.data.intake import take_in_all
 from pipeline.data.labels import label_figures
@@ -20,6 +21,8 @@ from pipeline.files import write_json
 from pipeline.params.base import BaseParams
 from pipeline.params.check import check_params
 from pipeline.params.data import DataParams
+from pipeline.params.ppo import PPOParams
+from pipeline.params.reward import RewardParams
 from pipeline.progress import console, tell
 from pipeline.stage import BASE_FILE, Stage, run_stage
 
@@ -46,6 +49,9 @@ def prepare(stage: Stage) -> None:
             records = for_part(part, survey.of_raw(pool.read(numbers_N)))
             lines[part] = write_records(FOLDER / f"{part}.jsonl", survey.of_part(part, records))
     check_equal_after_cut(survey.tokens, tokenizer.max_response, cfg.max_bad_share)
+    cut_pairs = {name: stage.params(RewardParams, name).cut_pairs for name in ("reward", "judge")}
+    refuse_without_pairs(survey.pairs, cut_pairs, tokenizer.max_response)
+    refuse_few_prompts(stage.params(PPOParams, "ppo"), division.prompts["ppo"])
     metrics = {
         "sources": {kind: tally.figures() for kind, tally in tallies.items()},
         "duplicates": division.duplicates,

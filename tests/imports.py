@@ -80,6 +80,7 @@ EXEMPT = {
             "finished.py",
             "lock.py",
             "launch.py",
+            "data/enough.py",
         )
     ),
     *(

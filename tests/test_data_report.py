@@ -8,12 +8,13 @@ import pytest
 import taking
 from chat_styles import STYLES
 
-from pipeline.data.figures import Sample, Survey, check_equal_after_cut, sample_of
+from pipeline.data.enough import refuse_without_pairs
+from pipeline.data.figures import PairCounts, Sample, Survey, check_equal_after_cut, sample_of
 from pipeline.data.labels import label_figures, longer
 from pipeline.data.records import Demonstration, Message, Pair, PromptOnly, Record
 from pipeline.data.report import data_report, visible
 from pipeline.data.tokenization import ChatTokenizer
-from pipeline.errors import DataError
+from pipeline.errors import DataError, TrainingError
 
 
 def pair(chosen: str, rejected: str, prompt: str = "hi") -> Pair:
@@ -87,6 +88,33 @@ def test_too_many_pairs_that_the_cut_makes_equal_stop_the_run(tokenizer: ChatTok
         DataError, match=r"1 of 4 pairs \(25.00%\).*tokens.max_response 24, more than data.max_bad_share 0.2;"
     ):
         check_equal_after_cut(tokens, 24, max_bad_share=0.2)
+
+
+def test_stages_that_will_have_no_pairs_are_named_before_any_has_trained(tokenizer: ChatTokenizer) -> None:
+    """Answers have at most 24 tokens, their end included: of three pairs one is equal after the cut, one is cut, one is whole.
+
+    A long prompt is no reason to leave a pair out.
+    """
+    same, cut = pair("x" * 24 + "good", "x" * 24 + "bad"), pair("x" * 24, "b")
+    survey = Survey(tokenizer)
+    parts = {
+        "reward": [same, cut, pair("a", "b", "x" * 100)],
+        "judge": [cut],
+        "development": [cut, same],
+        "heldout": [cut],
+    }
+    for part, rows in parts.items():
+        list(survey.of_part(part, rows))
+    counts = survey.pairs
+    assert counts["reward"] == PairCounts(pairs=3, cut=1, equal=1)
+    assert [counts["reward"].left(way) for way in ("keep", "drop")] == [2, 1]
+    refuse_without_pairs(counts, {"reward": "keep", "judge": "keep"}, 24)
+    for dropping, part in (("reward", "development"), ("judge", "judge")):
+        keeping = {"reward": "keep", "judge": "keep"} | {dropping: "drop"}
+        with pytest.raises(
+            TrainingError, match=f"in the part {part} none is left for {dropping}: 1 have .*{dropping}.cut_pairs: keep"
+        ):
+            refuse_without_pairs(counts, keeping, 24)
 
 
 def test_rows_without_pairs_have_figures_too(tokenizer: ChatTokenizer) -> None:

@@ -471,11 +471,13 @@ def test_planning_memory_changes_no_result(finished: tuple[Path, str]) -> None:
         ("prepare", {"ppo.cliip": 0.2}, "ppo.cliip is not a parameter; did you mean ppo.clip?"),
         ("prepare", {"base.model": "/no/model"}, "base.model is '/no/model' but that folder does not exist"),
         ("prepare", {"data.pairs": "data/nothing.jsonl"}, "data.pairs is 'data/nothing.jsonl' but there is no such file"),
+        ("prepare", {"ppo.rollout_size": 64, "ppo.minibatch_size": 16}, "ppo.rollout_size is 64 but the part ppo has 18 prompts, fewer than one batch"),
+        ("prepare", {"judge.cut_pairs": "drop", "tokens.max_response": 4, "data.max_bad_share": 1.0}, "in the part judge none is left for judge"),
         ("ppo", {"ppo.rollout_size": 64, "ppo.minibatch_size": 16}, "ppo.rollout_size is 64 but the part ppo has 18 prompts, fewer than one batch"),
         ("sft", {"base.model": "embedded"}, "has changed since `prepare` ran"),
         ("reward", {"reward.cut_pairs": "drop", "tokens.max_response": 2}, "none is left"),
     ],
-    ids=["range", "unknown", "no base", "no data", "few prompts", "other base", "no pairs"],
+    ids=["range", "unknown", "no base", "no data", "few prompts ahead", "no pairs ahead", "few prompts", "other base", "no pairs"],
 )  # fmt: skip
 def test_bad_input_gets_one_line(finished: tuple[Path, str], stage: str, changes: dict, message: str) -> None:
     folder, _ = finished

@@ -132,6 +132,29 @@ class Picked:
 
 
 @dataclass
+class PairCounts:
+    """Pairs of a part.
+
+    cut: with an answer that is longer than tokens.max_response.
+    equal: whose answers are equal after the cut.
+    """
+
+    pairs: int = 0
+    cut: int = 0
+    equal: int = 0
+
+    def add(self, row: RowTokens) -> None:
+        """Counts one more pair; under one reason, as `comparisons` does."""
+        self.pairs += 1
+        self.equal += row.equal_after_cut
+        self.cut += not row.equal_after_cut and bool(row.cut - {"prompt"})
+
+    def left(self, cut_pairs: str) -> int:
+        """How many a reward model can learn from, with `cut_pairs` drop or keep."""
+        return self.pairs - self.equal - (self.cut if cut_pairs == "drop" else 0)
+
+
+@dataclass
 class Survey:
     """Everything that metrics and report say of the rows, gathered while they are written: a million rows are not read twice."""
 
@@ -139,6 +162,7 @@ class Survey:
     tokens: TokenCounts = field(default_factory=TokenCounts)
     picked: Picked = field(default_factory=Picked)
     signs: Counter[int] = field(default_factory=Counter)  # of labels.longer
+    pairs: dict[str, PairCounts] = field(default_factory=lambda: defaultdict(PairCounts))  # by part
 
     def of_raw(self, records: Iterable[Record]) -> Iterator[Record]:
         """The same records, looked at in passing, as they came."""
@@ -151,8 +175,11 @@ class Survey:
         """The same records, looked at in passing, as the part's stage will read them."""
         for record in records:
             row = sample_of(part, record)
-            self.tokens.add(row_tokens(row, self.tokenizer))
+            tokens = row_tokens(row, self.tokenizer)
+            self.tokens.add(tokens)
             self.picked.add(row)
+            if isinstance(record, Pair):
+                self.pairs[part].add(tokens)
             yield record
 
 
