@@ -19,7 +19,7 @@ from pipeline.planning.fitting import changes, gib, verdict
 from pipeline.planning.needs import USED, cards_like, disk, hours, shape_of
 from pipeline.planning.settings import GIB, Machine, Settings, card, this_machine
 from pipeline.planning.stages import StagePlan, plan_stage
-from pipeline.progress import console
+from pipeline.progress import console, print_whole
 from pipeline.stage import quiet_libraries
 
 STAGES = ("sft", "reward", "ppo", "evaluate")
@@ -53,7 +53,7 @@ def show(settings: Settings, machine: Machine) -> None:
         f"{tokens.max_prompt} + {tokens.max_response} tokens, {settings.runtime.microbatch_tokens} tokens in a micro-batch",
         markup=False,
     )
-    console.print(parts_table(plans, machine))
+    print_whole(parts_table(plans, machine))
     for stage, plan in plans.items():
         console.print(f"{stage}: highest in {plan.highest.name}; {verdict(plan, machine)}", markup=False)
     sft, ppo = plans["sft"], plans["ppo"]
@@ -69,7 +69,7 @@ def show(settings: Settings, machine: Machine) -> None:
         text: {stage: plan_stage(stage, one, config, machine) for stage in STAGES} for text, one in altered.items()
     }
     console.print("What a change of one runtime parameter gives; the result stays the same, but for rounding:")
-    console.print(changes_table({"as it is": plans} | others))
+    print_whole(changes_table({"as it is": plans} | others))
     show_needs(settings, machine, config, cached=any(part.name == "base cache" for part in ppo.parts))
 
 
@@ -87,7 +87,7 @@ def show_needs(settings: Settings, machine: Machine, config: PretrainedConfig, c
         console.print(
             f"Hours, predicted for rows of full length at {USED:.0%} of the rates of the card's data sheet (docs/memory.md):"
         )
-        console.print(hours_table({name: hours(settings, shape, rates) for name, rates in cards.items()}))
+        print_whole(hours_table({name: hours(settings, shape, rates) for name, rates in cards.items()}))
 
 
 def hours_table(cards: dict[str, dict[str, float | None]]) -> Table:

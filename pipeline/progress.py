@@ -18,7 +18,9 @@ from types import TracebackType
 from typing import Any, Literal, Self
 
 from rich.console import Console
+from rich.measure import Measurement
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+from rich.table import Table
 from rich.text import Text
 
 from pipeline import processes
@@ -49,6 +51,14 @@ class _Shown:
 
     mode: Mode = "auto"
     bar: "ProgressBar | None" = None
+
+
+def print_whole(*tables: Table) -> None:
+    """Tables of figures, as wide as they are: on a narrow terminal lines break, but no figure is cut short."""
+    unbounded = console.options.update(max_width=10**4)
+    for table in tables:
+        table.width = Measurement.get(console, unbounded, table).maximum
+        console.print(table)
 
 
 def show_as(mode: Mode) -> None:

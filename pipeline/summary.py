@@ -8,7 +8,7 @@ from typing import Any
 from rich import box
 from rich.table import Table
 
-from pipeline.progress import console
+from pipeline.progress import console, print_whole
 
 METRICS = {"repro": Path("metrics/evaluate.json"), "dpo": Path("metrics/evaluate_dpo.json")}
 """What each `make` command leaves behind."""
@@ -100,7 +100,7 @@ def main(command: str = "repro") -> None:
                 f"{METRICS[name]} is of another run and is left out; `make {name}` makes it anew.", markup=False
             )
         metrics = both or metrics
-    console.print(answers_table(metrics), models_table(metrics), trust_table(metrics))
+    print_whole(answers_table(metrics), models_table(metrics), trust_table(metrics))
     console.print(NOTES, markup=False)
 
 

@@ -33,6 +33,25 @@ def test_evaluations_of_different_runs_are_not_mixed() -> None:
     assert merged(evaluation("policy"), evaluation("dpo", length=21.0)) is None
 
 
+def test_wide_intervals_are_not_cut_short(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Of five prompts an interval can go from 0 to 100, and three of those are wider than a terminal of 80."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("COLUMNS", "80")
+    wide = {"mean": 0.5, "low": -1.0, "high": 1.0}
+    content = evaluation("policy")
+    for name in ("reward", "judge", "judge_length_controlled"):
+        content["sampled"]["policy"][f"win_rate_{name}"] = wide
+    content["judge_model"] = MODEL | {f"lead_over_{rival}": wide for rival in ("length_alone", "bag_of_words")}
+    (tmp_path / "metrics").mkdir()
+    (tmp_path / "metrics/evaluate.json").write_text(json.dumps(content))
+    main("repro")
+    printed = capsys.readouterr().out
+    assert "…" not in printed
+    assert printed.count("50% (-100-100)") == 2 * 3 and printed.count("+50 (-100, +100)") == 2 and "distinct" in printed
+
+
 @pytest.mark.parametrize(("command", "trained", "other"), [("repro", "policy", "dpo"), ("dpo", "dpo", "policy")])
 def test_what_is_there_is_printed(
     tmp_path: Path,
