@@ -110,6 +110,10 @@ SESSIONS: dict[str, list[Run]] = {
         Run("dvc plots diff HEAD", says="dvc_plots/index.html"),
         Run("dvc exp run --temp -n dear -S ppo.kl_coef=0.1", says="dear", before="git checkout -q ."),
         Run("dvc exp show --only-changed", says="dear"),
+        Run(
+            "dvc exp show --drop '.*' --keep 'Experiment|ppo.kl_coef|sampled.policy.(win_rate_judge.mean|kl_per_sequence_k1)'",
+            says="dear",
+        ),
         Run("dvc exp show --csv > experiments.csv"),
         Run("dvc metrics diff HEAD dear", says="metrics/ppo.json"),
         Run("dvc params diff HEAD dear", says="ppo.kl_coef"),
