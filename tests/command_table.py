@@ -126,6 +126,11 @@ SESSIONS: dict[str, list[Run]] = {
             before="rm experiments.csv && git checkout -q . && dvc checkout -q --allow-missing",
         ),
         Run("dvc exp branch dear its-branch", says="its-branch"),
+        Run(
+            "dvc gc --all-branches --all-experiments",
+            variant="dvc gc --all-branches --all-experiments --force",
+            says="cache",
+        ),
         Run("dvc exp remove dear", says="dear"),
     ],
     "many": [
