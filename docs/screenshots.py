@@ -20,6 +20,7 @@ from pipeline.tracking.view import KEY, PIPELINE_KEY
 
 REPORT = Path("reports/index.html")
 IMAGES = Path("docs/images")
+EVALUATED = "summary.win_rate_judge"
 PATIENCE = 180  # seconds for MLflow's server to come up, and for one of its pages
 
 
@@ -63,14 +64,15 @@ def mlflow_ui() -> Iterator[str]:
 
 
 def mlflow_pictures(address: str) -> None:
-    """The pipeline runs, the newest of them, two of them compared where there are two, and the registered policies where there are any."""
+    """The pipeline runs, the newest that was evaluated, two such compared where there are two, and the registered policies."""
     client = MlflowClient("sqlite:///mlflow.db")
     experiments = [found for found in client.search_experiments() if found.name != "Default"]
     experiment = max(experiments, key=lambda found: found.last_update_time).experiment_id
     runs = client.search_runs([experiment], order_by=["attributes.start_time DESC"])
-    parents = [run.info.run_id for run in runs if PIPELINE_KEY in run.data.tags]
+    parents = [run.info.run_id for run in runs if PIPELINE_KEY in run.data.tags and EVALUATED in run.data.metrics]
     _picture(f"{address}/#/experiments/{experiment}/runs?viewStateShareKey={KEY}", "Created", "mlflow-runs")
-    _picture(f"{address}/#/experiments/{experiment}/runs/{parents[0]}", "Description", "mlflow-run")
+    if parents:
+        _picture(f"{address}/#/experiments/{experiment}/runs/{parents[0]}", "Description", "mlflow-run")
     if len(parents) > 1:
         both = quote(json.dumps(parents[:2]))
         _picture(
