@@ -8,13 +8,14 @@ import sys
 import time
 import urllib.error
 import urllib.request
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from urllib.parse import quote
 
 from browser import DESKTOP, PHONE, browser_path, page_in, shown
 from mlflow.tracking import MlflowClient
+from playwright.sync_api import Page
 
 from pipeline.tracking.view import KEY, PIPELINE_KEY
 
@@ -79,12 +80,27 @@ def mlflow_pictures(address: str) -> None:
             f"{address}/#/compare-runs?runs={both}&experiments={quote(json.dumps([experiment]))}",
             "Comparing",
             "mlflow-compare",
+            _plotted,
         )
     for model in client.search_registered_models():
         _picture(f"{address}/#/models/{quote(model.name)}", "Aliases", "mlflow-model")
 
 
-def _picture(address: str, awaited: str, name: str) -> None:
+def _plotted(page: Page) -> None:
+    """A comparison's plot, of the figures that runs are compared by."""
+    page.get_by_role("button", name="Clear All").click()
+    for field, keys in enumerate(
+        (["ppo.kl_coef"], ["summary.kl", "summary.win_rate_reward", "summary.win_rate_judge"])
+    ):
+        box = page.get_by_role("combobox").nth(field)
+        for key in keys:
+            box.click()
+            box.fill(key)
+            page.get_by_role("option", name=key, exact=True).or_(page.get_by_title(key, exact=True)).last.click()
+        box.press("Escape")
+
+
+def _picture(address: str, awaited: str, name: str, arrange: Callable[[Page], None] = lambda page: None) -> None:
     """A page of MLflow once a text is on it, its assistant's panel closed."""
     with page_in((1900, 700), "light") as (page, _):
         page.set_default_timeout(PATIENCE * 1000)
@@ -95,6 +111,8 @@ def _picture(address: str, awaited: str, name: str) -> None:
         if close.count():
             close.first.click()
             page.wait_for_timeout(2000)
+        arrange(page)
+        page.wait_for_timeout(1000)
         page.screenshot(path=IMAGES / f"{name}.png")
 
 
