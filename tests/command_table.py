@@ -229,6 +229,7 @@ IMPORTED = "python -c 'import benchmarks.update, benchmarks.vocabulary, benchmar
 DOCKER, CLUSTER, CLOUD = "a Docker daemon", "a Kubernetes cluster", "a cloud's account"
 NOT_RUN = [
     NotRun("make ui", "a server in the foreground", "make --dry-run ui"),
+    NotRun("make ui PORT=5001", "a server in the foreground", "make --dry-run ui PORT=5001 | grep -- '--port 5001'"),
     NotRun("make audit", "asks a registry about each package", "make --dry-run audit"),
     NotRun("make screenshots", "a browser, and a package from a registry", "make --dry-run screenshots"),
     NotRun("apt install chromium", "root and network"),
