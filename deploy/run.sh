@@ -4,6 +4,8 @@
 # the branch $RESULTS of origin. docs/scale.md says what that needs.
 set -eu
 : "${RESULTS:=results}"
+# In MLflow the machines that work on one branch are one pipeline run, and not one each.
+export SOLO_RLHF_CHECKOUT="${SOLO_RLHF_CHECKOUT:-$RESULTS}"
 # Stage and DVC get a signal too. This shell outlives them, because the container ends with it.
 trap : INT TERM
 

@@ -1,12 +1,16 @@
 """Where figures go, and where they wait: section `runtime` and the environment, made absolute."""
 
 import os
+import secrets
 from dataclasses import dataclass
 from pathlib import Path
+
+from filelock import FileLock
 
 from pipeline.params.runtime import RuntimeParams
 
 SQLITE = "sqlite:///"
+CHECKOUT = "SOLO_RLHF_CHECKOUT"
 
 
 @dataclass(frozen=True)
@@ -32,6 +36,20 @@ def destination(runtime: RuntimeParams) -> Destination:
     if uri.startswith(SQLITE):
         uri = f"{SQLITE}{root / uri.removeprefix(SQLITE)}"
     return Destination(uri, runtime.experiment, root / ".work" / "tracking", runtime.tracking_wait)
+
+
+def checkout_name(folder: Path) -> str:
+    """What tells the pipeline runs of this checkout from equal ones of another in the same MLflow.
+
+    The variable SOLO_RLHF_CHECKOUT, by which several machines that work on one run say so, or drawn once and kept in `folder`, that of the spools.
+    """
+    file = folder / "checkout"
+    if CHECKOUT in os.environ:
+        return os.environ[CHECKOUT]
+    with FileLock(folder / "checkout.lock"):
+        if not file.exists() or not file.read_text(encoding="ascii"):
+            file.write_text(secrets.token_hex(4), encoding="ascii")
+        return file.read_text(encoding="ascii")
 
 
 def main_checkout() -> Path:

@@ -5,7 +5,6 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 
 from pipeline.tracking.store import Store, answers
-from pipeline.tracking.view import PIPELINE_KEY
 
 
 @dataclass(frozen=True)
@@ -13,14 +12,11 @@ class RunRecord:
     """A stage's run.
 
     run_id, parent_id: MLflow's names of it and of the pipeline run that it is a part of.
-    pipeline_key, pipeline_name: of that pipeline run.
     seconds, memory_gb: what it took; None where it did not come to its end.
     """
 
     run_id: str
     parent_id: str
-    pipeline_key: str
-    pipeline_name: str
     started: datetime
     seconds: float | None
     memory_gb: float | None
@@ -53,8 +49,6 @@ class Records:
         return RunRecord(
             run.info.run_id,
             parent.info.run_id,
-            parent.data.tags.get(PIPELINE_KEY, ""),
-            parent.info.run_name,
             datetime.fromtimestamp(run.info.start_time / 1000, UTC),
             metrics.get("cost.seconds"),
             metrics.get("cost.peak_memory_gb"),

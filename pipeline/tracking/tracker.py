@@ -11,7 +11,7 @@ from typing import Any
 
 from pipeline.progress import console
 from pipeline.tracking.delivery import Courier
-from pipeline.tracking.destination import Destination
+from pipeline.tracking.destination import Destination, checkout_name
 from pipeline.tracking.registry import FOLDER
 from pipeline.tracking.spool import Spool, spools
 from pipeline.tracking.standing import Standing
@@ -151,7 +151,7 @@ def start_run(
     tags: Mapping[str, str],
     resume: str | None = None,
 ) -> Tracker:
-    """The stage's run, under the parent that has this pipeline key. Returns at once, whatever state MLflow is in.
+    """The stage's run, under the parent that has this pipeline key in this checkout. Returns at once, whatever state MLflow is in.
 
     Args:
         resume: `Tracker.run` of an attempt to go on with, which is marked KILLED first if it did not say how it ended.
@@ -166,7 +166,7 @@ def start_run(
             spool.end_if_dead()
             logged = _logged(spool)
         else:
-            parent = {"key": pipeline_key, "name": run_name}
+            parent = {"key": f"{pipeline_key}-{checkout_name(to.folder)}", "name": run_name}
             spool.append("create", experiment=to.experiment, stage=stage, parent=parent)
             spool.append("params", on="parent", params=dict(parent_params))
         spool.append("status", status="RUNNING")
