@@ -5,6 +5,7 @@ import socket
 import sqlite3
 import subprocess  # nosec B404
 from collections.abc import Iterator
+from contextlib import closing
 from pathlib import Path
 
 from pipeline.doctor.findings import Finding
@@ -98,7 +99,7 @@ def _damage(database: Path) -> str:
     if not database.exists():
         return ""
     try:
-        with sqlite3.connect(f"file:{database}?mode=ro", uri=True) as opened:
+        with closing(sqlite3.connect(f"file:{database}?mode=ro", uri=True)) as opened:
             (found,) = opened.execute("PRAGMA quick_check(1)").fetchone()
     except sqlite3.DatabaseError as error:
         return str(error)

@@ -12,7 +12,7 @@ from pipeline.checkpoint import KEPT
 from pipeline.params.ppo import PPOParams
 from pipeline.planning.settings import GIB, Machine, Settings
 from pipeline.planning.skeleton import BaseShape, build, frozen_sizes
-from pipeline.planning.stages import at_all_layers, experience_size
+from pipeline.planning.stages import FLOAT32, at_all_layers, experience_size
 from pipeline.planning.work import Rates, Shape, backward_flops, decoding, forward_flops, prefill
 
 # GB, operations per second of dense bfloat16 with sums in float32, bytes per second; from NVIDIA's data sheets and whitepapers
@@ -25,13 +25,12 @@ CARDS = {
     "A100 80GB": (80, Rates(312e12, 2039e9)),
     "H100 SXM": (80, Rates(989e12, 3350e9)),
 }
-# Of a card's rates; 30 to 40% of the matmul rate is usual in training. On two CPU cores it was a third to a half of what a matmul
-# benchmark and a copy reach (docs/performance.md).
+# Of a card's rates; 30 to 40% of the matmul rate is usual in training. On two CPU cores sampling reached a third, and scoring and updates
+# over a half, of what a matmul benchmark and a copy reach (docs/performance.md).
 USED = 0.35
 UNCACHED = 4.5  # bytes moved for each 4-bit weight without a cache: half a byte read, 2 written, 2 read again
 CACHED = 2.0
 TRAINED_STATE = 3  # weights and Adam's two moments
-FLOAT32 = 4
 
 
 @dataclass(frozen=True)
