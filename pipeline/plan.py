@@ -85,7 +85,7 @@ def show_needs(settings: Settings, machine: Machine, config: PretrainedConfig, c
     cards = cards_like(machine)
     if cards:
         console.print(
-            f"Hours, predicted for rows of full length at {USED:.0%} of the rates of the card's data sheet (docs/memory.md):"
+            f"Hours, predicted for rows of full length at {USED:.0%} of the rates of the card's data sheet (docs/recipes.md):"
         )
         print_whole(hours_table({name: hours(settings, shape, rates) for name, rates in cards.items()}))
 

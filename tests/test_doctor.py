@@ -5,6 +5,7 @@ import socket
 import sqlite3
 import subprocess
 from collections.abc import Iterable
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -63,15 +64,13 @@ def test_a_disk_without_room_and_one_that_is_not_ours(tmp_path: Path) -> None:
     assert said(one(look_at_disk({"models": Path("/proc/x")}))).startswith("fix: models: /proc cannot be written to: ")
 
 
-@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
 def test_a_gpu_that_torch_does_not_see() -> None:
-    assert said(one(look_at_gpu("auto", lambda: None))) == "note: none: stages run on the CPU → "
-    assert said(one(look_at_gpu("cuda", lambda: None))).startswith(
-        "fix: none: stages run on the CPU → set runtime.device"
-    )
-    for_cpu = one(look_at_gpu("auto", lambda: CARD, None))
+    unusable = partial(look_at_gpu, usable=lambda: False)
+    assert said(one(unusable("auto", lambda: None))) == "note: none: stages run on the CPU → "
+    assert said(one(unusable("cuda", lambda: None))).startswith("fix: none: stages run on the CPU → set runtime.device")
+    for_cpu = one(unusable("auto", lambda: CARD, None))
     assert said(for_cpu).startswith(f"fix: {CARD}; but torch {torch.__version__} is a build for the CPU → ")
-    too_old = one(look_at_gpu("auto", lambda: CARD, "13.0"))
+    too_old = one(unusable("auto", lambda: CARD, "13.0"))
     assert said(too_old).startswith(f"fix: {CARD}; but torch, built for CUDA 13.0, cannot use it → install a driver")
 
 

@@ -6,7 +6,7 @@ from pipeline.data.figures import PairCounts
 from pipeline.errors import TrainingError
 from pipeline.params.ppo import PPOParams
 
-WHERE_PAIRS_ARE_SCORED = {"reward": ("reward", "development", "heldout"), "judge": ("judge", "development", "heldout")}
+WATCHED_AND_MEASURED = ("development", "heldout")
 
 
 def refuse_few_prompts(cfg: PPOParams, prompts: int) -> None:
@@ -33,10 +33,10 @@ def refuse_without_pairs(counts: Mapping[str, PairCounts], cut_pairs: Mapping[st
     Raises:
         TrainingError: a part has none that the section does not leave out.
     """
-    for section, parts in WHERE_PAIRS_ARE_SCORED.items():
-        for part in parts:
+    for section, way in cut_pairs.items():
+        for part in (section, *WATCHED_AND_MEASURED):
             of_part = counts[part]
-            if of_part.left(cut_pairs[section]) == 0:
+            if of_part.left(way) == 0:
                 raise TrainingError(
                     f"Of {of_part.pairs} pairs in the part {part} none is left for {section}: {of_part.cut} have an answer longer than "
                     f"tokens.max_response {max_response}; raise it, or set {section}.cut_pairs: keep."

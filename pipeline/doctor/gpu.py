@@ -28,13 +28,16 @@ def nvidia_smi() -> str | None:
 
 
 def look_at_gpu(
-    wanted: str, ask: Ask = nvidia_smi, cuda_of_torch: str | None = torch.version.cuda
+    wanted: str,
+    ask: Ask = nvidia_smi,
+    cuda_of_torch: str | None = torch.version.cuda,
+    usable: Callable[[], bool] = torch.cuda.is_available,
 ) -> Iterator[Finding]:
     """Whether there is one, and torch can use it.
 
     wanted: `runtime.device`.
     """
-    if torch.cuda.is_available():
+    if usable():
         yield from _usable()
         return
     state = "fix" if wanted == "cuda" else "note"

@@ -42,13 +42,12 @@ class Records:
             return None
         with answers():
             run = self._store.maker(self._experiment, path, content_hash)
-            if run is None:
-                return None
-            parent = self._store.parent(run)
+        if run is None:
+            return None
         metrics, tags = run.data.metrics, dict(run.data.tags)
         return RunRecord(
             run.info.run_id,
-            parent.info.run_id,
+            self._store.parent_id(run),
             datetime.fromtimestamp(run.info.start_time / 1000, UTC),
             metrics.get("cost.seconds"),
             metrics.get("cost.peak_memory_gb"),

@@ -162,9 +162,9 @@ class Store:
         """The newest run that wrote bytes of this hash to `path`."""
         return self._found(experiment, f"output:{path}", content_hash)
 
-    def parent(self, run: Run) -> Run:
-        """The pipeline run that a stage's run is a part of."""
-        return self.client.get_run(run.data.tags[MLFLOW_PARENT_RUN_ID])
+    def parent_id(self, run: Run) -> str:
+        """MLflow's name of the pipeline run that a stage's run is a part of."""
+        return run.data.tags[MLFLOW_PARENT_RUN_ID]
 
     def _experiment(self, name: str) -> str:
         known = self.client.get_experiment_by_name(name)
